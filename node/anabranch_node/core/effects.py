@@ -1,0 +1,185 @@
+"""The whole vocabulary between the pure engine and the world: events in, effects out, on one page.
+
+`Host.turn(now_ms, events) -> effects`. drivers/ (or the simulator) performs effects and reports events; neither side knows more of the other.
+Disk effects of one node are performed in the order given; a ticket is synced only when everything before it is, too."""
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class SnapshotKey(NamedTuple):
+    """One snapshot file of one local replica. Ordered by (group, replica, index, term)."""
+
+    group: int
+    replica: int
+    index: int
+    term: int
+
+
+# --- effects: the shared log -----------------------------------------------------------------------------------------------------
+
+
+class SegmentCreate(Struct, frozen=True, tag=True):
+    """Sync all earlier writes, then make a full-size zero-filled file that starts with `data` (header and checkpoint) durable, then give it its name.
+
+    So a segment that has a name has a header, and every segment but the newest is wholly durable: only the newest can have a torn tail."""
+
+    segment: int
+    data: bytes
+
+
+class SegmentDelete(Struct, frozen=True, tag=True):
+    """Nothing in this segment is live."""
+
+    segment: int
+
+
+class WalWrite(Struct, frozen=True, tag=True):
+    """Write, then fdatasync; answer Synced(ticket). Several queued writes may share one sync."""
+
+    ticket: int
+    segment: int
+    offset: int
+    data: bytes
+
+
+class SyncMark(Struct, frozen=True, tag=True):
+    """The log is idle and everything before this position is durable: note it in the side file, so that a wiped tail is noticed."""
+
+    segment: int
+    offset: int
+
+
+class WalRead(Struct, frozen=True, tag=True):
+    """Answer WalBytes. For followers that need entries which are no longer in memory, and for copying live entries forward."""
+
+    request: int
+    segment: int
+    offset: int
+    length: int
+
+
+# --- effects: snapshots ----------------------------------------------------------------------------------------------------------
+
+
+class SnapshotOpen(Struct, frozen=True, tag=True):
+    """Start a temporary file with this header (wal/snapshot_file.py). Any earlier unfinished file of the same key is dropped."""
+
+    key: SnapshotKey
+    header: bytes
+
+
+class SnapshotAppend(Struct, frozen=True, tag=True):
+    """Compress and append one chunk of machine state; answer SnapshotAppended. One is under way at a time per key."""
+
+    key: SnapshotKey
+    chunk: bytes
+
+
+class SnapshotFinish(Struct, frozen=True, tag=True):
+    """Trailer, fsync, rename to its final name, fsync the directory; answer SnapshotSaved."""
+
+    key: SnapshotKey
+
+
+class SnapshotRead(Struct, frozen=True, tag=True):
+    """A piece of the finished file as it lies on disk, for a follower; answer SnapshotBytes."""
+
+    request: int
+    key: SnapshotKey
+    offset: int
+    length: int
+
+
+class SnapshotReceive(Struct, frozen=True, tag=True):
+    """A piece of a leader's file, to be kept under `key`. `size` is the whole file's. Answer SnapshotReceived; when the last byte is there the
+    file is verified, synced, renamed, and the answer is SnapshotVerified (or SnapshotFailed, and the pieces are dropped)."""
+
+    key: SnapshotKey
+    offset: int
+    data: bytes
+    size: int
+
+
+class SnapshotLoad(Struct, frozen=True, tag=True):
+    """Read and verify a finished file; answer SnapshotLoaded or SnapshotFailed."""
+
+    key: SnapshotKey
+
+
+class SnapshotsDelete(Struct, frozen=True, tag=True):
+    """Delete the replica's snapshot files, finished or not, except `keep` (None: all of them)."""
+
+    group: int
+    replica: int
+    keep: SnapshotKey | None
+
+
+# --- events ----------------------------------------------------------------------------------------------------------------------
+
+
+class Synced(Struct, frozen=True, tag=True):
+    """Every WalWrite up to and including this ticket is durable."""
+
+    ticket: int
+
+
+class WalBytes(Struct, frozen=True, tag=True):
+    request: int
+    data: bytes
+    error: str = ""
+
+
+class SnapshotAppended(Struct, frozen=True, tag=True):
+    key: SnapshotKey
+
+
+class SnapshotSaved(Struct, frozen=True, tag=True):
+    key: SnapshotKey
+    size: int
+
+
+class SnapshotBytes(Struct, frozen=True, tag=True):
+    request: int
+    key: SnapshotKey
+    offset: int
+    data: bytes
+    size: int
+
+
+class SnapshotReceived(Struct, frozen=True, tag=True):
+    """`have` bytes of the file are held, from its start; the sender goes on there."""
+
+    key: SnapshotKey
+    have: int
+
+
+class SnapshotVerified(Struct, frozen=True, tag=True):
+    key: SnapshotKey
+
+
+class SnapshotLoaded(Struct, frozen=True, tag=True):
+    key: SnapshotKey
+    header: bytes
+    chunks: list[bytes]
+
+
+class SnapshotFailed(Struct, frozen=True, tag=True):
+    """The file could not be written, read or verified. Nothing depends on it yet; the next try starts over."""
+
+    key: SnapshotKey
+    reason: str
+
+
+class DiskFailed(Struct, frozen=True, tag=True):
+    """A write or an fsync of the shared log failed. What is on the disk is unknown now, so the node stops; it never tries the same fsync again."""
+
+    reason: str
+
+
+class DiskSpace(Struct, frozen=True, tag=True):
+    """Reported when it changes: how many zero-filled spare segments stand ready, and the free bytes of the file system."""
+
+    spare_segments: int
+    free_bytes: int
