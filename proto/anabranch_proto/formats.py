@@ -43,6 +43,8 @@ def check(expected: Format, magic: bytes, version: int, where: str) -> None:
     if magic != expected.magic:
         raise ForeignFormat(where, f"not a {expected.name}: starts with {magic!r}, expected {expected.magic!r}")
     if version > expected.version:
-        raise NewerFormat(where, f"{expected.name} format {version} is newer than {expected.version}, the newest this version reads; upgrade this node")
+        raise NewerFormat(
+            where, f"{expected.name} format {version} is newer than {expected.version}, the newest this version reads; upgrade this node"
+        )
     if version < 1:
         raise Damaged(where, f"{expected.name} format {version} never existed")

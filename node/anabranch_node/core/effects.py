@@ -13,7 +13,7 @@ class SnapshotKey(NamedTuple):
 
     group: int
     replica: int
-    index: int
+    index: int  # type: ignore[assignment]
     term: int
 
 

@@ -33,7 +33,7 @@ class SnapshotMark(NamedTuple):
     A newly created replica starts with SnapshotMark(0, 0, config, 1, 0). If the log ends below first_index (a snapshot was
     installed over it), the whole log is replaced: what remains starts empty at first_index."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     term: int
     config: bytes
     first_index: int
