@@ -3,9 +3,11 @@
 `Host.turn(now_ms, events) -> effects`. drivers/ (or the simulator) performs effects and reports events; neither side knows more of the other.
 Disk effects of one node are performed in the order given; a ticket is synced only when everything before it is, too."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec import Struct
+
+from anabranch_node.core.raft.membership import Configuration
 
 
 class SnapshotKey(NamedTuple):
@@ -183,3 +185,165 @@ class DiskSpace(Struct, frozen=True, tag=True):
 
     spare_segments: int
     free_bytes: int
+
+
+# --- events and effects: peers ---------------------------------------------------------------------------------------------------
+
+
+class Route(Struct, frozen=True, tag=True):
+    """That replica lives on that node. Corrected by use, never trusted for safety: a message to the wrong place is refused there."""
+
+    replica: int
+    node: int
+    incarnation: int
+
+
+class FrameReceived(Struct, frozen=True, tag=True):
+    """Bytes from the link to `node`; nothing in them is trusted before engine/envelope.py has checked them."""
+
+    node: int
+    data: bytes
+
+
+class PeerLost(Struct, frozen=True, tag=True):
+    """The connection to that node broke."""
+
+    node: int
+
+
+class SendFrame(Struct, frozen=True, tag=True):
+    """One frame to one peer. `bulk` frames (entries, snapshot pieces) keep their order among themselves and never delay the others."""
+
+    node: int
+    bulk: bool
+    data: bytes
+
+
+class PeerRefused(Struct, frozen=True, tag=True):
+    """A frame was not for us or not ours to read; it was dropped whole. For the log and the alarm."""
+
+    node: int
+    reason: str
+
+
+# --- events and effects: time, requests, replicas -------------------------------------------------------------------------------
+
+
+class Tick(Struct, frozen=True, tag=True):
+    """One tick of the node (50 ms by default)."""
+
+
+class Propose(Struct, frozen=True, tag=True):
+    """A command for a group; answered by Answer(token, result or failure)."""
+
+    token: int
+    group: int
+    command: Any
+
+
+class Read(Struct, frozen=True, tag=True):
+    """A linearizable read of a stream on this replica; answered by Answer(token, ReadResult or failure)."""
+
+    token: int
+    group: int
+    stream: str
+    offset: int
+    max_bytes: int
+
+
+class Answer(Struct, frozen=True, tag=True):
+    token: int
+    result: Any
+
+
+class ReplicaCreate(Struct, frozen=True, tag=True):
+    """Start a replica that has never existed. `config` is empty for one that will be added as a learner. A fenced or retired replica of the
+    same group on this node is destroyed by this: a lost log is one lost id, never an id revived."""
+
+    group: int
+    replica: int
+    config: Configuration
+
+
+class ReplicaDestroy(Struct, frozen=True, tag=True):
+    """The replica left its group: note that durably and forget its data."""
+
+    group: int
+    replica: int
+
+
+class ChangeMembers(Struct, frozen=True, tag=True):
+    """Answered when the change is in the log (Answer(token, Accepted)) or refused; its end is seen in the configuration."""
+
+    token: int
+    group: int
+    voters: tuple[int, ...]
+    learners: tuple[int, ...]
+
+
+class TransferLeadership(Struct, frozen=True, tag=True):
+    token: int
+    group: int
+    target: int
+
+
+class TakeSnapshot(Struct, frozen=True, tag=True):
+    group: int
+
+
+class GroupFenced(Struct, frozen=True, tag=True):
+    """An alarm: this replica takes no part any more. It does not vote, acknowledge or answer; it is rebuilt under a new replica id."""
+
+    group: int
+    replica: int
+    reason: str
+
+
+class StopNode(Struct, frozen=True, tag=True):
+    """The node cannot keep its promises any more and must end now, without writing anything."""
+
+    reason: str
+
+
+DiskEffect = (
+    SegmentCreate
+    | SegmentDelete
+    | WalWrite
+    | SyncMark
+    | WalRead
+    | SnapshotOpen
+    | SnapshotAppend
+    | SnapshotFinish
+    | SnapshotRead
+    | SnapshotReceive
+    | SnapshotLoad
+    | SnapshotsDelete
+)
+Effect = DiskEffect | SendFrame | PeerRefused | Answer | GroupFenced | StopNode
+DiskEvent = (
+    Synced
+    | WalBytes
+    | SnapshotAppended
+    | SnapshotSaved
+    | SnapshotBytes
+    | SnapshotReceived
+    | SnapshotVerified
+    | SnapshotLoaded
+    | SnapshotFailed
+    | DiskFailed
+    | DiskSpace
+)
+Event = (
+    DiskEvent
+    | Route
+    | FrameReceived
+    | PeerLost
+    | Tick
+    | Propose
+    | Read
+    | ReplicaCreate
+    | ReplicaDestroy
+    | ChangeMembers
+    | TransferLeadership
+    | TakeSnapshot
+)

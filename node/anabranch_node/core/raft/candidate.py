@@ -19,6 +19,9 @@ def timed_out(raft: Raft) -> None:
     raft.draw_timeout()
     if raft.config.is_voter(raft.id):
         pre_campaign(raft)
+    else:
+        # We may be a voter by an entry that did not reach us yet: do not shield a leader that is gone from those who need our vote.
+        raft.become_follower(raft.term, 0)
 
 
 def pre_campaign(raft: Raft) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from anabranch_node.core.raft import candidate
 from anabranch_node.core.raft import entry as entries_of
+from anabranch_node.core.raft.errors import InvariantBroken
 from anabranch_node.core.raft.messages import (
     NOT_LEADING,
     Append,
@@ -34,6 +35,8 @@ def step(raft: Raft, m: Message) -> None:
     if not isinstance(m, (Append, Heartbeat, SnapshotChunk, TimeoutNow)):
         return  # late answers to an election or leadership that is over
     if raft.leader != m.src:
+        if raft.leader:
+            raise InvariantBroken(f"replicas {raft.leader} and {m.src} both lead term {m.term}")
         raft.become_follower(m.term, m.src)
     raft.heard()
     if isinstance(m, Append):

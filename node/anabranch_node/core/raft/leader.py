@@ -101,13 +101,25 @@ def step(raft: Raft, m: Message) -> None:
         _on_append_answer(raft, m, progress)
     elif isinstance(m, HeartbeatAnswer):
         progress.read_round = max(progress.read_round, m.read_round)
-        progress.probe_sent = False
-        if progress.state is State.REPLICATE and progress.match < raft.log.last_index and not progress.loading:
-            # Something may be lost: ask whether the follower has what we believe it has. One packet per heartbeat, whatever the window says.
-            _send(raft, m.src, progress, [])
+        _ask_again(raft, m.src, progress)
         _confirm_reads(raft)
     elif isinstance(m, SnapshotAnswer):
         raft.snapshot_answers.append(m)
+
+
+def _ask_again(raft: Raft, replica: int, progress: Progress) -> None:
+    """The follower lives, but something we sent it may be lost: ask what it has, whatever the window says, once per heartbeat interval.
+    Not per answer: read rounds and duplicated packets would earn it a packet each."""
+    if progress.loading or progress.match >= raft.log.last_index or raft.ticks - progress.asked_tick < raft.options.heartbeat_ticks:
+        return
+    progress.asked_tick = raft.ticks
+    if progress.state is State.PROBE:
+        progress.probe_sent = False
+    elif progress.state is State.REPLICATE:
+        if progress.next < raft.log.first_index:
+            progress.become_probe()  # the log was cut past the window: the flush offers a snapshot
+        else:
+            _send(raft, replica, progress, [])
 
 
 def _on_append_answer(raft: Raft, m: AppendAnswer, progress: Progress) -> None:
@@ -188,8 +200,13 @@ def _replicate(raft: Raft, replica: int, progress: Progress) -> None:
             raft.loads_wanted.append((replica, progress.next))
             return
         _send(raft, replica, progress, entries)
-    if progress.state is State.REPLICATE and not progress.loading and progress.sent_commit < min(log.committed, progress.match):
-        _send(raft, replica, progress, [])
+    if progress.loading:
+        return
+    if progress.state is State.REPLICATE:
+        if progress.sent_commit < min(log.committed, progress.match):
+            _send(raft, replica, progress, [])
+    elif progress.state is State.PROBE and not progress.probe_sent and progress.match < log.last_index:
+        _send(raft, replica, progress, [])  # nothing new for a new member in a quiet group, but what it has is not known yet
 
 
 def _send(raft: Raft, replica: int, progress: Progress, entries: list[bytes]) -> None:
@@ -198,8 +215,7 @@ def _send(raft: Raft, replica: int, progress: Progress, entries: list[bytes]) ->
     if prev_term is None:
         return  # compacted since: the next flush offers the snapshot instead
     block = entries[0] if len(entries) == 1 else b"".join(entries)
-    if entries:
-        progress.sent(prev_index + len(entries), len(block))
+    progress.sent(prev_index + len(entries), len(block))
     progress.sent_commit = raft.log.committed
     raft.send_now.append(Append(replica, raft.id, raft.term, prev_index, prev_term, raft.log.committed, block))
 

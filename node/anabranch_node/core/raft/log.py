@@ -5,6 +5,8 @@
 Entries below first_index are gone (a snapshot covers them). Entries far below the tail may have left memory (None): the WAL still has them.
 `stable` is the last index known to be fsynced here; nobody counts this replica beyond it."""
 
+from itertools import pairwise
+
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.raft.errors import InvariantBroken
 
@@ -32,8 +34,12 @@ class Log:
         self.snapshot_term = snapshot_term
         self.entries: list[bytes | None] = list(entries)
         self.terms = [entries_of.term_of(entry) for entry in entries]
+        if any(after < before for before, after in pairwise([prev_term, *self.terms])):
+            raise InvariantBroken(f"terms go down in the log of {first_index}..{self.last_index}")
+        if commit_hint > self.last_index:
+            raise InvariantBroken(f"committed through {commit_hint}, but the log ends at {self.last_index}")
         self.stable = self.last_index
-        self.committed = min(max(snapshot_index, commit_hint), self.last_index)
+        self.committed = max(snapshot_index, commit_hint)
         self.memory_bytes = sum(map(len, entries))
         self.resident_from = first_index
 

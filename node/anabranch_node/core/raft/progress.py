@@ -17,6 +17,7 @@ class State(Enum):
 class Progress:
     __slots__ = (
         "active",
+        "asked_tick",
         "in_flight",
         "in_flight_bytes",
         "loading",
@@ -36,6 +37,7 @@ class Progress:
         self.in_flight: deque[tuple[int, int]] = deque()  # (last index, bytes) of each append not answered yet
         self.in_flight_bytes = 0
         self.probe_sent = False
+        self.asked_tick = 0  # when we last asked, without news to send, what this follower has
         self.loading = False  # the host is reading this follower's next entries back from the WAL
         self.snapshot_index = 0
         self.sent_commit = 0
@@ -70,12 +72,12 @@ class Progress:
         return len(self.in_flight) < count_max and self.in_flight_bytes < bytes_max
 
     def sent(self, last_index: int, size: int) -> None:
-        """An append with entries through last_index left."""
-        if self.state is State.REPLICATE:
+        """An append with entries through last_index left; of size 0, it only asks whether the logs meet there."""
+        if self.state is State.REPLICATE and size:
             self.next = last_index + 1
             self.in_flight.append((last_index, size))
             self.in_flight_bytes += size
-        else:
+        elif self.state is State.PROBE:
             self.probe_sent = True
 
     def accepted(self, index: int) -> bool:

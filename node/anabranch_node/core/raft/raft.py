@@ -193,6 +193,13 @@ class Raft:
         self.configs = [(index, self.config_at(index)), *[pair for pair in self.configs if pair[0] > index]]
         self._persist_mark()
 
+    def cut_log(self, first_index: int) -> None:
+        """Give up the tail that was kept for slow followers, below first_index: the WAL needs its room back."""
+        first_index = min(first_index, self.log.snapshot_index + 1)
+        if first_index > self.log.first_index:
+            self.log.mark_snapshot(self.log.snapshot_index, first_index)
+            self._persist_mark()
+
     def install_snapshot(self, index: int, term: int, config: Configuration) -> bool:
         """A verified, durable snapshot file of a leader. True: our state is that snapshot now (the caller switches the machine with us);
         False: we have all of it already, and the log goes on from what it holds."""
@@ -201,11 +208,14 @@ class Raft:
         if self.log.matches(index, term):
             self.log.commit_to(index)
             return False
+        if term > self.term:
+            self.become_follower(term, 0)  # before the log moves: its hard state names a commit that the old log must hold, too
+        if self.log.last_index > index:
+            # The entry at `index` is another one, so what follows it can never be committed. The mark alone would keep it in the WAL.
+            self.persist.append(LogTruncated(index + 1))
         self.log.reset_to_snapshot(index, term)
         self.applied = index
         self.configs = [(index, config)]
-        if term > self.term:
-            self.become_follower(term, 0)
         self._persist_mark()
         return True
 

@@ -1,0 +1,250 @@
+"""The machine's whole state as bytes, in slices, and back. Written from a frozen view while the machine goes on applying.
+
+After us: engine/ hands one slice per turn to the snapshot file (compressed and checksummed there). A slice is a msgpack array
+`[version, number, records]`; the records of all slices, read in order, are the state. Every slice names its place, so that a missing or swapped
+one is noticed even where its checksum is right. Tags and field order of the records: see commands.py, the same rules hold."""
+
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from anabranch_node.core.stream.producers import ProducerState
+from anabranch_node.core.stream.stream import Chunk, OpenChunk, Stream
+from anabranch_node.core.stream.table import StreamTable
+from anabranch_proto.formats import Damaged, NewerFormat
+
+# Columns are stored as they lie in memory: little-endian, of 4 and 8 bytes, on every machine we support.
+assert array("I", (1,)).tobytes() == b"\1\0\0\0"
+assert array("Q", (1,)).tobytes() == b"\1\0\0\0\0\0\0\0"
+
+SLICE_VERSION = 1
+_WHERE = "snapshot of the stream machine"
+_ROWS_PER_RECORD = 256
+
+
+class Slice(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    version: int
+    number: int
+    records: Raw
+
+
+class MachineHead(Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
+    """The first record."""
+
+    applied_index: int
+    now_ms: int
+    stream_count: int
+
+
+class StreamHead(Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_unknown_fields=True):
+    """Its producers and chunks follow, before the next head."""
+
+    name: str
+    incarnation: int
+    content_type: str
+    tail: int
+    producer_count: int
+
+
+class ProducerRows(Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
+    """In the table's order, which is the order of last activity."""
+
+    rows: list[tuple[str, ProducerState]]
+
+
+class ChunkHead(Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
+    """The columns of a chunk but its payload, which follows in one or more ChunkBytes: a large message may need several slices."""
+
+    start: int
+    size: int
+    open: bool
+    ends: bytes
+    times: bytes
+    time_firsts: bytes
+
+
+class ChunkBytes(Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
+    data: bytes
+
+
+class MachineEnd(Struct, frozen=True, array_like=True, tag=6, gc=False, forbid_unknown_fields=True):
+    """The last record: without it the snapshot is not whole."""
+
+    stream_count: int
+
+
+Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_slice: Final = msgspec.msgpack.Decoder(Slice).decode
+_decode_records: Final = msgspec.msgpack.Decoder(list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd]).decode
+
+
+class FrozenView:
+    """The state at one applied index, whatever is applied afterwards (table.py). Dropping the view frees what only it still holds."""
+
+    __slots__ = ("_streams", "applied_index", "now_ms")
+
+    def __init__(self, applied_index: int, now_ms: int, streams: dict[str, Stream]) -> None:
+        self.applied_index = applied_index
+        self.now_ms = now_ms
+        self._streams = streams
+
+    def slices(self, bytes_max: int) -> Iterator[bytes]:
+        """The state in pieces of at most about `bytes_max`, each made when asked for.
+
+        A piece holds at least one record, so it exceeds `bytes_max` where one record does: columns take up to 64 KiB, payload is split."""
+        assert bytes_max >= 1, bytes_max
+        number = 0
+        size = 0
+        pending: list[Raw] = []
+        for record in self._records(bytes_max):
+            encoded = _encode(record)
+            if pending and size + len(encoded) > bytes_max:
+                yield _encode((SLICE_VERSION, number, pending))
+                number += 1
+                size = 0
+                pending = []
+            pending.append(Raw(encoded))
+            size += len(encoded)
+        yield _encode((SLICE_VERSION, number, pending))
+
+    def _records(self, piece_bytes_max: int) -> Iterator[Record]:
+        yield MachineHead(self.applied_index, self.now_ms, len(self._streams))
+        for name, stream in self._streams.items():
+            producers = stream.producers or {}
+            yield StreamHead(name, stream.incarnation, stream.content_type, stream.tail, len(producers))
+            if producers:
+                rows = list(producers.items())
+                for first in range(0, len(rows), _ROWS_PER_RECORD):
+                    yield ProducerRows(rows[first : first + _ROWS_PER_RECORD])
+            if stream.tail:
+                yield from _chunk_records(stream, piece_bytes_max)
+        yield MachineEnd(len(self._streams))
+
+
+def _chunk_records(stream: Stream, piece_bytes_max: int) -> Iterator[Record]:
+    for chunk in stream.chunks():
+        is_open = type(chunk) is OpenChunk
+        data = b"".join(chunk.parts) if isinstance(chunk, OpenChunk) else chunk.data
+        yield ChunkHead(chunk.start, len(data), is_open, chunk.ends.tobytes(), chunk.times.tobytes(), chunk.time_firsts.tobytes())
+        for first in range(0, len(data), piece_bytes_max):
+            yield ChunkBytes(data[first : first + piece_bytes_max])
+
+
+def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
+    """Applied index, clock and streams. Raises Damaged or NewerFormat; a table is returned whole or not at all."""
+    records = _records_of(slices)
+    head = next(records, None)
+    if not isinstance(head, MachineHead):
+        raise _damaged(f"begins with {_name(head)}, not with its head")
+    table = StreamTable()
+    stream: Stream | None = None
+    stream_head: StreamHead | None = None
+    for record in records:
+        if isinstance(record, StreamHead):
+            _check_whole(stream, stream_head)
+            if record.name in table.streams:
+                raise _damaged(f"holds stream {record.name} twice")
+            stream, stream_head = Stream(record.incarnation, sys.intern(record.content_type), table.generation), record
+            table.streams[record.name] = stream
+        elif isinstance(record, ProducerRows) and stream is not None:
+            stream.producers = stream.producers or {}
+            stream.producers.update(record.rows)
+        elif isinstance(record, ChunkHead) and stream is not None:
+            _restore_chunk(stream, record, records)
+        elif isinstance(record, MachineEnd):
+            _check_whole(stream, stream_head)
+            if len(table.streams) != record.stream_count or record.stream_count != head.stream_count:
+                raise _damaged(f"holds {len(table.streams)} streams, its head says {head.stream_count} and its end {record.stream_count}")
+            if (extra := next(records, None)) is not None:
+                raise _damaged(f"goes on after its end with {_name(extra)}")
+            return head.applied_index, head.now_ms, table
+        else:
+            raise _damaged(f"has {_name(record)} out of place")
+    raise _damaged("ends early")
+
+
+def _records_of(slices: Iterable[bytes]) -> Iterator[Record]:
+    for expected, data in enumerate(slices):
+        try:
+            piece = _decode_slice(data)
+            if piece.version > SLICE_VERSION:
+                raise NewerFormat(_WHERE, f"slice format {piece.version} is newer than {SLICE_VERSION}; upgrade this node")
+            if piece.version != SLICE_VERSION:
+                raise _damaged(f"slice format {piece.version} never existed")
+            if piece.number != expected:
+                raise _damaged(f"slice {piece.number} stands in place {expected}")
+            records = _decode_records(piece.records)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise _damaged(f"slice {expected} does not decode: {error}") from error
+        yield from records
+
+
+def _restore_chunk(stream: Stream, head: ChunkHead, records: Iterator[Record]) -> None:
+    parts: list[bytes] = []
+    missing = head.size
+    while missing > 0:
+        record = next(records, None)
+        if not isinstance(record, ChunkBytes):
+            raise _damaged(f"has {_name(record)} where payload at offset {head.start} is missing {missing} bytes")
+        parts.append(record.data)
+        missing -= len(record.data)
+    data = b"".join(parts)
+    try:
+        ends, times, time_firsts = array("I", head.ends), array("Q", head.times), array("I", head.time_firsts)
+    except ValueError as error:
+        raise _damaged(f"has columns of a broken length at offset {head.start}: {error}") from error
+    fits = head.start == stream.tail and stream.open is None and missing == 0
+    if not fits or not ends or ends[-1] != head.size or not times or len(times) != len(time_firsts):
+        raise _damaged(f"has a chunk at offset {head.start}, size {head.size}, that does not continue its stream at {stream.tail}")
+    if head.open:
+        messages = [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        stream.open = OpenChunk(head.start, head.size, messages, ends, times, time_firsts)
+    else:
+        stream.add_sealed(Chunk(head.start, data, ends, times, time_firsts))
+    stream.tail += head.size
+
+
+def _check_whole(stream: Stream | None, head: StreamHead | None) -> None:
+    if stream is None or head is None:
+        return
+    if stream.tail != head.tail:
+        raise _damaged(f"has stream {head.name} up to {stream.tail}, its tail is {head.tail}")
+    if len(stream.producers or ()) != head.producer_count:
+        raise _damaged(f"has {len(stream.producers or ())} producers of stream {head.name}, not {head.producer_count}")
+
+
+def _damaged(problem: str) -> Damaged:
+    return Damaged(_WHERE, problem)
+
+
+def _name(record: object) -> str:
+    return "nothing" if record is None else type(record).__name__
+
+
+def digest(applied_index: int, now_ms: int, streams: dict[str, Stream]) -> bytes:
+    """A hash of what the state means: equal for equal states however their chunks are cut, whoever was restored and when."""
+    total = blake2b(_encode((applied_index, now_ms, len(streams))), digest_size=16)
+    for name in sorted(streams):
+        stream = streams[name]
+        producers = None if stream.producers is None else list(stream.producers.items())
+        total.update(_encode((name, stream.incarnation, stream.content_type, stream.tail, producers)))
+        if not stream.tail:
+            continue
+        ends: array[int] = array("Q")
+        runs: list[tuple[int, int]] = []  # (time, number of its first message), merged across chunks
+        for chunk in stream.chunks():
+            for time, first in zip(chunk.times, chunk.time_firsts, strict=True):
+                if not runs or runs[-1][0] != time:
+                    runs.append((time, len(ends) + first))
+            ends.extend([chunk.start + end for end in chunk.ends])
+            total.update(b"".join(chunk.parts) if isinstance(chunk, OpenChunk) else chunk.data)
+        total.update(ends.tobytes())
+        total.update(_encode(runs))
+    return total.digest()

@@ -1,0 +1,420 @@
+"""All groups of one node: `turn(now_ms, events) -> effects`, one turn of the loop. The same object runs in production and in the simulator.
+
+Before us: drivers (or the simulator) gather events. Within a turn events are only stepped and proposed; at its end we flush once: one WAL batch for all
+dirty groups, one frame per peer and lane. A leader's appends leave in parallel with its own sync; votes and acknowledgements wait in `_awaiting` for the
+ticket that covers them. After us: effects are performed in order. Not here: one group's life (group.py), bytes on disk (wal/), bytes on the wire (envelope.py).
+
+Failure: an exception in one group fences that group here (no vote, no ack, alarm). An exception in the WAL or in the host itself leaves turn(): the node
+stops, because what it would write next cannot be trusted."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch_node.core import effects as fx
+from anabranch_node.core.effects import Answer, Effect, Event, GroupFenced, PeerRefused, SnapshotsDelete, StopNode
+from anabranch_node.core.errors import Accepted, DiskFull, Fenced, NotHosted, Refused
+from anabranch_node.core.machine import MachineKind
+from anabranch_node.core.raft import errors as raft_errors
+from anabranch_node.core.raft import membership
+from anabranch_node.core.raft.messages import Append, Message
+from anabranch_node.core.raft.raft import Chance, Raft, RaftOptions, Role
+from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
+from anabranch_node.engine import envelope
+from anabranch_node.engine.group import Group, GroupOptions
+from anabranch_node.engine.outbox import Outbox
+from anabranch_node.wal.recovery import RecoveredReplica
+from anabranch_node.wal.wal import Location, Wal
+from anabranch_proto.formats import Damaged, FormatError
+from anabranch_proto.ids import NodeIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    raft: RaftOptions = RaftOptions()
+    group: GroupOptions = GroupOptions()
+    idle_mark_ticks: int = 1  # without a write for this long, the last sync is noted on disk
+    snapshots_at_once_max: int = 2
+    disk_free_min_bytes: int = 256 << 20
+
+
+@dataclass(slots=True)
+class _AwaitingSync:
+    """What one flush may do once its ticket is synced."""
+
+    ticket: int
+    stable: list[tuple[Group, int, int, int]]  # (group, last index, last term, term) as they were persisted
+    letters: list[tuple[Group, Message]]
+    effects: list[Effect]
+
+
+class Host:
+    def __init__(self, me: NodeIdentity, options: HostOptions, kind: MachineKind, rng: Chance, boot: int, wal: Wal) -> None:
+        self.me = me
+        self.options = options
+        self.groups: dict[int, Group] = {}
+        self.audit: Callable[[Group], None] | None = None
+        """For the simulator: sees each dirty group at the end of a turn, while its effects are still in its lists."""
+        self._kind = kind
+        self._rng = rng
+        self._boot = boot
+        self._wal = wal
+        self._outbox = Outbox(me)
+        self._dirty: dict[int, Group] = {}
+        self._awaiting: deque[_AwaitingSync] = deque()
+        self._out: list[Effect] = []
+        self._ticks = 0
+        self._quiet_ticks = 0
+        self._reads: dict[int, tuple[Location, int]] = {}  # WalRead -> (where, follower; 0: copied forward)
+        self._read_counter = 0
+        self._spare_segments = 1
+        self._free_bytes = options.disk_free_min_bytes
+        self._now_ms = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            fx.Tick: self._on_tick,
+            fx.FrameReceived: self._on_frame,
+            fx.Synced: self._on_synced,
+            fx.Propose: self._on_propose,
+            fx.Read: self._on_read,
+            fx.PeerLost: self._on_peer_lost,
+            fx.Route: lambda event: self._outbox.set_route(event.replica, event.node, event.incarnation),
+            fx.ReplicaCreate: self._on_create,
+            fx.ReplicaDestroy: self._on_destroy,
+            fx.ChangeMembers: self._on_change,
+            fx.TransferLeadership: self._on_transfer,
+            fx.TakeSnapshot: self._on_take_snapshot,
+            fx.WalBytes: self._on_wal_bytes,
+            fx.DiskFailed: self._on_disk_failed,
+            fx.DiskSpace: self._on_disk_space,
+            fx.SnapshotAppended: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_appended(event, self._out)),
+            fx.SnapshotSaved: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_saved(event)),
+            fx.SnapshotBytes: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_bytes(event)),
+            fx.SnapshotReceived: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_received(event)),
+            fx.SnapshotVerified: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_verified(event, self._out)),
+            fx.SnapshotLoaded: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_loaded(event)),
+            fx.SnapshotFailed: lambda event: self._on_snapshot(event, lambda group: group.snapshots.on_failed(event)),
+        }
+
+    # --- start -------------------------------------------------------------------------------------------------------------------
+
+    def start(self, replicas: Iterable[RecoveredReplica], snapshots: dict[tuple[int, int], list[bytes] | str]) -> list[Effect]:
+        """Open the log and take up what recovery found. `snapshots` has the chunks of each replica's snapshot file, or why it could not be read:
+        a replica without the state its log stands on is fenced, and so is one whose log is damaged."""
+        self._out.extend(self._wal.open())
+        for found in replicas:
+            state = snapshots.get((found.group, found.replica), [])
+            reason = found.fenced or (state if isinstance(state, str) else "")
+            if not reason and found.snapshot.index and not state:
+                reason = f"its snapshot at {found.snapshot.index} is missing"
+            try:
+                machine = self._kind.restore(state) if state and not isinstance(state, str) and not reason else self._kind()
+                entries = found.entries if not reason else []
+                mark = found.snapshot if not reason else SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
+                hard = found.hard if not reason else HardState(found.hard.term, found.hard.vote, 0)
+                self._add(found.group, found.replica, hard, mark, entries, machine)
+            except (FormatError, AssertionError) as error:
+                reason = str(error)
+                empty = SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
+                self._add(found.group, found.replica, HardState(found.hard.term, found.hard.vote, 0), empty, [], self._kind())
+            if reason:
+                self._fence(self.groups[found.group], reason, durable=not found.fenced)
+        return self._end_turn()
+
+    def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
+        raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
+        added = Group(group, raft, self._kind, machine, self.options.group, self.me.cluster_id)
+        self.groups[group] = added
+        self._dirty[group] = added
+        return added
+
+    # --- a turn ------------------------------------------------------------------------------------------------------------------
+
+    def turn(self, now_ms: int, events: Iterable[Event]) -> list[Effect]:
+        self._now_ms = now_ms
+        for event in events:
+            self._handlers[type(event)](event)
+        return self._end_turn()
+
+    def _end_turn(self) -> list[Effect]:
+        while self._dirty:
+            self._flush()
+        self._maintain_log()
+        self._out.extend(self._outbox.frames())
+        out, self._out = self._out, []
+        return out
+
+    def _maintain_log(self) -> None:
+        maintenance = self._wal.maintenance()
+        self._out.extend(maintenance.effects)
+        for location in maintenance.copies:
+            self._read_wal(location, 0)
+        for pinned in maintenance.groups_to_snapshot:
+            group = self.groups.get(pinned.group)
+            if group is None or group.replica != pinned.replica or group.fenced:
+                continue
+            if group.raft.log.snapshot_index >= pinned.last_index:
+                group.raft.cut_log(pinned.last_index + 1)  # persisted at the group's next turn
+                self._dirty[group.id] = group
+            elif group.machine.applied_index >= pinned.last_index:
+                group.snapshots.request()
+
+    def _flush(self) -> None:
+        """One WAL batch for everything the dirty groups want, and whatever needs no sync leaves at once."""
+        dirty, self._dirty = self._dirty, {}
+        waits = _AwaitingSync(0, [], [], [])
+        for group in dirty.values():
+            if not group.fenced:
+                self._guarded(group, lambda group: self._finish(group, waits))
+        waits.ticket, written = self._wal.seal()
+        if written:
+            self._quiet_ticks = 0
+            self._out.extend(written)
+        if waits.stable or waits.letters or waits.effects:
+            if waits.ticket <= self._wal.synced_ticket:
+                self._release(waits)
+            else:
+                self._awaiting.append(waits)
+
+    def _finish(self, group: Group, waits: _AwaitingSync) -> None:
+        group.finish(self._now_ms, self._out)
+        raft = group.raft
+        if self.audit is not None:
+            self.audit(group)
+        if raft.persist:
+            for record in raft.persist:
+                self._wal.stage(group.id, raft.id, record)
+            raft.persist.clear()
+            waits.stable.append((group, raft.log.last_index, raft.log.last_term, raft.term))
+        if raft.send_now:
+            for m in raft.send_now:
+                self._outbox.add(group.id, m)
+            raft.send_now.clear()
+        if raft.send_after_sync:
+            waits.letters.extend((group, m) for m in raft.send_after_sync)
+            raft.send_after_sync.clear()
+        if raft.loads_wanted:
+            for replica, first_index in raft.loads_wanted:
+                self._load_entries(group, replica, first_index)
+            raft.loads_wanted.clear()
+        if group.snapshots.obsolete_after_sync is not None:
+            waits.effects.append(SnapshotsDelete(group.id, raft.id, group.snapshots.obsolete_after_sync))
+            group.snapshots.obsolete_after_sync = None
+
+    def _on_synced(self, event: fx.Synced) -> None:
+        self._wal.on_synced(event.ticket)
+        while self._awaiting and self._awaiting[0].ticket <= event.ticket:
+            self._release(self._awaiting.popleft())
+
+    def _release(self, waits: _AwaitingSync) -> None:
+        self._out.extend(waits.effects)
+        for group, last_index, last_term, term in waits.stable:
+            if self._is_current(group):
+                self._dirty[group.id] = group
+                self._guarded(group, lambda group: group.raft.synced(last_index, last_term, term))  # noqa: B023 - called at once
+        for group, m in waits.letters:
+            if not self._is_current(group):
+                continue
+            if m.to == group.replica:
+                self._step(group, m)
+            else:
+                self._outbox.add(group.id, m)
+
+    def _is_current(self, group: Group) -> bool:
+        """Not fenced, not destroyed, not replaced since."""
+        return not group.fenced and self.groups.get(group.id) is group
+
+    def _guarded(self, group: Group, work: Callable[[Group], None]) -> None:
+        """What goes wrong inside one group ends that group here, by name, and no other."""
+        try:
+            work(group)
+        except Exception as error:
+            self._fence(group, f"{type(error).__name__}: {error}", durable=False)
+
+    def _fence(self, group: Group, reason: str, durable: bool) -> None:
+        if group.fenced:
+            return
+        group.fenced = reason
+        raft = group.raft
+        for pending in (raft.persist, raft.send_now, raft.send_after_sync, raft.committed):
+            pending.clear()
+        if durable:
+            self._wal.fence(group.id, group.replica, reason)
+            self._dirty[group.id] = group  # so that the turn's flush writes it
+        self._out.extend(group.abandon(reason))
+        self._out.append(GroupFenced(group.id, group.replica, reason))
+
+    def _step(self, group: Group, m: Message) -> None:
+        self._dirty[group.id] = group
+        self._guarded(group, lambda group: group.raft.step(m))
+
+    # --- events ------------------------------------------------------------------------------------------------------------------
+
+    def _on_tick(self, _: fx.Tick) -> None:
+        self._ticks += 1
+        for group in self.groups.values():
+            if group.fenced:
+                continue
+            try:  # not _guarded(): this runs for every group, twenty times a second
+                group.raft.tick()
+                if group.snapshots.sending:
+                    group.snapshots.tick()
+                if group.wants_finish():
+                    self._dirty[group.id] = group
+            except Exception as error:
+                self._fence(group, f"{type(error).__name__}: {error}", durable=False)
+        self._quiet_ticks += 1
+        if self._quiet_ticks > self.options.idle_mark_ticks:
+            self._out.extend(self._wal.idle_mark())
+
+    def _on_frame(self, event: fx.FrameReceived) -> None:
+        try:
+            _, _, letters = envelope.decode(event.data, self.me, event.node)
+        except FormatError as error:
+            self._out.append(PeerRefused(event.node, str(error)))
+            return
+        no_room = self._spare_segments == 0
+        for group_id, m in letters:
+            group = self.groups.get(group_id)
+            if group is None or m.to != group.replica:
+                self._out.append(PeerRefused(event.node, f"{type(m).__name__} from replica {m.src} is for replica {m.to} of group {group_id}, which is not here"))
+            elif not group.fenced and not (no_room and type(m) is Append and m.block):
+                self._step(group, m)
+
+    def _on_peer_lost(self, event: fx.PeerLost) -> None:
+        replicas = self._outbox.replicas_on(event.node)
+        for group in self.groups.values():
+            if group.raft.leader in replicas:
+                group.raft.peer_lost(group.raft.leader)
+
+    def _serving(self, group_id: int, token: int) -> Group | None:
+        group = self.groups.get(group_id)
+        if group is None:
+            self._out.append(Answer(token, NotHosted(group_id)))
+            return None
+        if group.fenced:
+            self._out.append(Answer(token, Fenced(group.fenced)))
+            return None
+        self._dirty[group_id] = group
+        return group
+
+    def _on_propose(self, event: fx.Propose) -> None:
+        group = self._serving(event.group, event.token)
+        if group is None:
+            return
+        if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
+            self._out.append(Answer(event.token, DiskFull()))
+        else:
+            group.propose(event.token, event.command, self._out)
+
+    def _on_read(self, event: fx.Read) -> None:
+        group = self._serving(event.group, event.token)
+        if group is not None:
+            group.read(event, self._out)
+
+    def _on_change(self, event: fx.ChangeMembers) -> None:
+        self._ask_raft(event.group, event.token, lambda raft: raft.propose_change(event.voters, event.learners)[0])
+
+    def _on_transfer(self, event: fx.TransferLeadership) -> None:
+        def transfer(raft: Raft) -> int:
+            raft.transfer_leadership(event.target)
+            return raft.log.last_index
+
+        self._ask_raft(event.group, event.token, transfer)
+
+    def _ask_raft(self, group_id: int, token: int, ask: Callable[[Raft], int]) -> None:
+        group = self._serving(group_id, token)
+        if group is None:
+            return
+        try:
+            self._out.append(Answer(token, Accepted(ask(group.raft))))
+        except raft_errors.Refused as refusal:
+            self._out.append(Answer(token, Refused(str(refusal))))
+
+    def _on_take_snapshot(self, event: fx.TakeSnapshot) -> None:
+        group = self.groups.get(event.group)
+        if group is not None and not group.fenced:
+            group.snapshots.request()
+            self._dirty[group.id] = group
+
+    def _on_create(self, event: fx.ReplicaCreate) -> None:
+        held = self.groups.get(event.group)
+        if held is not None and held.replica == event.replica:
+            return
+        if (event.group, event.replica) in self._wal.destroyed:
+            self._out.append(GroupFenced(event.group, event.replica, "this replica left its group for ever; its id is not used again"))
+            return
+        if held is not None:
+            self._destroy(held)
+        mark = SnapshotMark(0, 0, membership.encode(event.config), 1, 0)
+        self._wal.stage(event.group, event.replica, mark)
+        self._wal.stage(event.group, event.replica, HardState(0, 0, 0))
+        self._add(event.group, event.replica, HardState(0, 0, 0), mark, [], self._kind())
+
+    def _on_destroy(self, event: fx.ReplicaDestroy) -> None:
+        group = self.groups.get(event.group)
+        if group is not None and group.replica == event.replica:
+            self._destroy(group)
+            del self.groups[event.group]
+            self._dirty[event.group] = group
+
+    def _destroy(self, group: Group) -> None:
+        if not group.fenced:
+            group.fenced = "destroyed"
+            self._out.extend(group.abandon("this replica left the group"))
+        self._wal.stage(group.id, group.replica, Destroyed())
+        self._out.append(SnapshotsDelete(group.id, group.replica, None))
+
+    # --- the disk ----------------------------------------------------------------------------------------------------------------
+
+    def _on_disk_failed(self, event: fx.DiskFailed) -> None:
+        for group in self.groups.values():
+            self._out.extend(group.abandon(event.reason))
+        self._dirty.clear()
+        self._out.append(StopNode(event.reason))
+
+    def _on_disk_space(self, event: fx.DiskSpace) -> None:
+        self._spare_segments, self._free_bytes = event.spare_segments, event.free_bytes
+
+    def _load_entries(self, group: Group, replica: int, first_index: int) -> None:
+        locations = self._wal.locate(group.id, group.replica, first_index, self.options.raft.append_bytes_max)
+        if locations:
+            self._read_wal(locations[0], replica)
+        else:
+            self._guarded(group, lambda group: group.raft.entries_loaded(replica, first_index, []))
+
+    def _read_wal(self, location: Location, replica: int) -> None:
+        self._read_counter += 1
+        self._reads[self._read_counter] = (location, replica)
+        self._out.append(self._wal.read(location, self._read_counter))
+
+    def _on_wal_bytes(self, event: fx.WalBytes) -> None:
+        location, replica = self._reads.pop(event.request)
+        group = self.groups.get(location.group)
+        here = group is not None and group.replica == location.replica and not group.fenced
+        try:
+            if replica == 0:
+                if event.error or not here:
+                    self._wal.copy_dropped(location)
+                else:
+                    self._wal.copy_forward(location, event.data)
+                    assert group is not None
+                    self._dirty[group.id] = group
+            elif group is not None and here:
+                first_index, entries = self._wal.decode_read(location, event.data) if not event.error else (location.extents[0].first_index, [])
+                self._dirty[group.id] = group
+                self._guarded(group, lambda group: group.raft.entries_loaded(replica, first_index, entries))
+        except Damaged as error:
+            if group is not None and here:
+                self._fence(group, str(error), durable=True)
+
+    def _on_snapshot(self, event: Any, work: Callable[[Group], None]) -> None:
+        group = self.groups.get(event.key.group)
+        if group is not None and group.replica == event.key.replica and not group.fenced:
+            self._dirty[group.id] = group
+            self._guarded(group, work)
+
+    # --- looking in --------------------------------------------------------------------------------------------------------------
+
+    def leads(self) -> list[int]:
+        return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]

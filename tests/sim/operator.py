@@ -1,0 +1,103 @@
+"""The simulator's stand-in for placement: it knows where each group should live and brings it there, one small step per pass, through the nodes' own commands.
+
+A replica that is missing, fenced or lost gets a successor with a new id: learner, caught up, then one joint change that swaps it in. What left the
+configuration is destroyed. Like the real one it may be interrupted anywhere: it decides by what it sees, not by what it did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from anabranch_node.core import effects as fx
+from anabranch_node.core.raft.membership import Configuration
+from anabranch_node.core.raft.raft import Raft
+from tests.sim.swarm import SECOND
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Operator:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._successor: dict[tuple[int, int], int] = {}  # (group, node) -> replica id on its way in
+        self.changes = 0
+
+    def create_groups(self) -> None:
+        world = self._world
+        for group in world.groups:
+            replicas = {number: world.new_replica(world.nodes[number]) for number in world.placement[group]}
+            config = Configuration(tuple(sorted(replicas.values())))
+            for number, replica in replicas.items():
+                world.create_replica(world.nodes[number], group, replica, config)
+
+    def work(self) -> None:
+        world = self._world
+        for group in world.groups:
+            leader = world.leader(group)
+            if leader is not None:
+                self._step(group, leader)
+        world.after(SECOND // 2, self.work)
+
+    def _step(self, group: int, leader: Raft) -> None:
+        world = self._world
+        config = leader.config
+        if config.joint or leader.config_index > leader.log.committed:
+            return
+        self._destroy_leftovers(group, config)
+        good = {replica: world.node_of[replica] for replica in config.voters if not self._is_gone(group, replica)}
+        voters = {number: replica for replica, number in good.items() if number in world.placement[group]}
+        learners: dict[int, int] = {}
+        for number in world.placement[group]:
+            if number not in voters:
+                replica = self._incoming(group, number)
+                if replica is not None:
+                    learners[number] = replica
+        for number, replica in learners.items():
+            progress = leader.progress.get(replica)
+            if replica in config.learners and progress is not None and progress.match >= leader.log.committed:
+                voters[number] = replica
+                del learners[number]
+                break
+        wanted = Configuration(tuple(sorted(voters.values())), (), tuple(sorted(learners.values())))
+        if not voters or len(voters) < len(world.placement[group]) - len(learners):
+            return
+        if len(wanted.voters) < len(config.voters) and learners:
+            # Never fewer voters on the way: a replica that goes is swapped for the one that comes, in one change.
+            keep = [replica for replica in config.voters if replica not in wanted.voters]
+            wanted = wanted._replace(voters=tuple(sorted([*wanted.voters, *keep[: len(config.voters) - len(wanted.voters)]])))
+        if wanted != config:
+            self.changes += 1
+            world.note(0, f"group {group}: {config} -> {wanted}")
+            world.nodes[world.node_of[leader.id]].push(fx.ChangeMembers(world.token(None), group, wanted.voters, wanted.learners))
+
+    def _is_gone(self, group: int, replica: int) -> bool:
+        """Fenced, or not there although its node is up."""
+        world = self._world
+        node = world.nodes[world.node_of[replica]]
+        if world.routes[replica].incarnation != node.identity.incarnation:
+            return True
+        if not node.up:
+            return False
+        held = node.host.groups.get(group)
+        return held is None or held.replica != replica or bool(held.fenced)
+
+    def _incoming(self, group: int, number: int) -> int | None:
+        """The new replica for that node, made if need be. None: not now."""
+        world = self._world
+        node = world.nodes[number]
+        replica = self._successor.get((group, number))
+        if replica is not None and not self._is_gone(group, replica):
+            return replica
+        if not node.up or node.paused:
+            return None
+        replica = self._successor[group, number] = world.new_replica(node)
+        world.create_replica(node, group, replica, Configuration())
+        return None
+
+    def _destroy_leftovers(self, group: int, config: Configuration) -> None:
+        world = self._world
+        for node in world.nodes.values():
+            held = node.host.groups.get(group) if node.up and not node.paused else None
+            if held is None or held.replica in config.members() or self._successor.get((group, node.number)) == held.replica:
+                continue
+            node.push(fx.ReplicaDestroy(group, held.replica))

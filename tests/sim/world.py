@@ -1,0 +1,251 @@
+"""The simulated world: one heap of timed callbacks, nodes, network, clients, faults, and an operator that repairs what is lost. One seed, one history.
+
+run(): chaos with faults from faults.py, then everything is healed and must converge within a bound; then the client history is judged. Whatever goes wrong
+is a Violation that names the seed. No clock, no hash order, no threads: the same seed gives the same events, which the running digest shows."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from anabranch_node.core import effects as fx
+from anabranch_node.core.raft.membership import Configuration
+from anabranch_node.core.raft.raft import Raft, Role
+from anabranch_node.core.stream.results import ReadSlice
+from tests.checkers import stream_checker
+from tests.checkers.history import History
+from tests.sim.clients import Client
+from tests.sim.faults import Faults
+from tests.sim.invariants import Invariants
+from tests.sim.operator import Operator
+from tests.sim.sim_net import SimNet
+from tests.sim.sim_node import SimNode
+from tests.sim.swarm import SECOND, Swarm
+
+CONVERGE_US = 120 * SECOND
+_DIGEST_MASK = (1 << 61) - 1
+
+
+class Violation(BaseException):
+    """A promise is broken. Not an Exception, so that no handler of the code under test can swallow it."""
+
+
+class World:
+    def __init__(self, swarm: Swarm, trace: Callable[[str], None] | None = None) -> None:
+        self.swarm = swarm
+        self.rng = Random(swarm.seed)
+        self._trace = trace
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self.now_us = 0
+        self.digest = swarm.seed
+        self.events = 0
+        self.refused_frames = 0
+        self.fences = 0
+        self.incarnations = 0
+        self.draining = False
+        self.chaos_over = False
+        self.history = History()
+        self._time = 0
+        self._payloads = 0
+        self._tokens = 0
+        self._clients_by_token: dict[int, Client] = {}
+        self.routes: dict[int, fx.Route] = {}  # by replica
+        self.node_of: dict[int, int] = {}  # replica -> node
+        self.lost_replicas: set[int] = set()  # on a disk that was lost or damaged
+        self._replicas = 0
+        self.net = SimNet(self)
+        self.invariants = Invariants(self)
+        self.nodes = {number: SimNode(self, number) for number in range(1, swarm.nodes + 1)}
+        self.groups = list(range(1, swarm.group_count + 1))
+        self.placement = {group: sorted(self.rng.sample(list(self.nodes), swarm.replication)) for group in self.groups}
+        self.group_of = {f"b/{group}-{number}": group for group in self.groups for number in range(swarm.streams_per_group)}
+        self.streams = list(self.group_of)
+        self.operator = Operator(self)
+        self.faults = Faults(self)
+        self.clients = [Client(self, number) for number in range(1, swarm.clients + 1)]
+
+    # --- time --------------------------------------------------------------------------------------------------------------------
+
+    def at(self, at_us: int, work: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at_us, self._order, work, args))
+
+    def after(self, delay_us: int, work: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now_us + delay_us, self._order, work, args))
+
+    def tick(self) -> int:
+        """A time for the history: rises with every call."""
+        self._time += 1
+        return self._time
+
+    def _run_until(self, stop_us: int, done: Callable[[], bool] | None = None) -> bool:
+        heap = self._heap
+        check_at = self.now_us
+        while heap and heap[0][0] <= stop_us:
+            now, order, work, args = heapq.heappop(heap)
+            self.now_us = now
+            self.digest = (self.digest * 1_000_003 ^ now ^ order << 20 ^ self.events) & _DIGEST_MASK
+            work(*args)
+            if done is not None and now >= check_at:
+                check_at = now + SECOND // 5
+                if done():
+                    return True
+        self.now_us = max(self.now_us, stop_us)
+        return done is not None and done()
+
+    # --- a run -------------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        for node in self.nodes.values():
+            node.start()
+        self.operator.create_groups()
+        for client in self.clients:
+            self.after(self.rng.randint(1, SECOND), client.act)
+        self.after(SECOND // 2, self.operator.work)
+        self.after(SECOND, self.faults.next)
+        self._run_until(self.swarm.chaos_us)
+        self.chaos_over = True
+        self.faults.heal_all()
+        if self.swarm.quorum_loss:
+            self._run_until(self.now_us + 5 * SECOND)
+            return
+        self.note(0, "the chaos is over")
+        self._run_until(self.now_us + SECOND)
+        self.draining = True
+        if not self._run_until(self.now_us + CONVERGE_US, self._converged):
+            raise self.violation(f"no convergence within {CONVERGE_US // SECOND} s: {self._why_not()}")
+        self._judge()
+
+    def _converged(self) -> bool:
+        return not self._why_not()
+
+    def _why_not(self) -> str:
+        for client in self.clients:
+            if not client.idle:
+                return f"client {client.number} still waits: {client.pending} {client.waiting}"
+        for group in self.groups:
+            leader = self.leader(group)
+            if leader is None:
+                return f"group {group} has no leader"
+            config = leader.config
+            nodes = sorted(self.node_of[replica] for replica in config.voters)
+            if config.joint or config.learners or nodes != self.placement[group] or leader.config_index > leader.log.committed:
+                return f"group {group} has configuration {config} on nodes {nodes}, wanted {self.placement[group]}"
+            for replica in config.voters:
+                held = self.nodes[self.node_of[replica]].host.groups.get(group)
+                if held is None or held.replica != replica or held.fenced or held.raft.applied != leader.log.last_index:
+                    state = held and (held.replica, held.fenced, held.raft.applied)
+                    return f"group {group} replica {replica} is not caught up: {state}, the leader is at {leader.log.last_index}"
+        return ""
+
+    def _judge(self) -> None:
+        finals: dict[str, bytes | None] = {}
+        for group in self.groups:
+            leader = self.leader(group)
+            assert leader is not None
+            machines = [self.nodes[self.node_of[replica]].host.groups[group].machine for replica in leader.config.voters]
+            if len({machine.digest() for machine in machines}) != 1:
+                raise self.violation(f"group {group}: replicas that applied the same log hold different states")
+            for stream in (stream for stream, at in self.group_of.items() if at == group):
+                finals[stream] = _content(machines[0], stream)
+        violations = stream_checker.check(self.history.ops, finals)
+        if violations:
+            raise self.violation(f"{len(violations)} in the history, first: {violations[0]}")
+
+    # --- what happened -----------------------------------------------------------------------------------------------------------
+
+    def note(self, node: int, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.now_us / SECOND:9.4f} s  {f'node {node}' if node else 'world':8}  {text}")
+
+    def violation(self, text: str) -> Violation:
+        self.note(0, f"VIOLATION {text}")
+        return Violation(f"seed {self.swarm.seed}, at {self.now_us / SECOND:.3f} s: {text}")
+
+    def payload(self, size: int) -> bytes:
+        """Unique, and no payload is a prefix of another."""
+        self._payloads += 1
+        return f"{self._payloads:08d}".encode() + bytes(max(0, size - 8))
+
+    def token(self, client: Client | None) -> int:
+        self._tokens += 1
+        if client is not None:
+            self._clients_by_token[self._tokens] = client
+        return self._tokens
+
+    def answer(self, token: int, result: Any) -> None:
+        client = self._clients_by_token.pop(token, None)
+        if client is not None:
+            self.after(self.rng.randint(*self.swarm.net_delay_us), client.heard, token, result)
+
+    def fenced(self, node: SimNode, effect: fx.GroupFenced) -> None:
+        self.note(node.number, f"group {effect.group} is fenced: {effect.reason}")
+        self.fences += 1
+        if not node.damaged:
+            raise self.violation(f"node {node.number} fenced group {effect.group} on an undamaged disk: {effect.reason}")
+        self.lost_replicas.add(effect.replica)
+
+    def stopped(self, node: SimNode, effect: fx.StopNode) -> None:
+        self.note(node.number, f"stops: {effect.reason}")
+        if not node.may_stop:
+            raise self.violation(f"node {node.number} stopped without a reason: {effect.reason}")
+        self.crashed(node)
+
+    def crashed(self, node: SimNode) -> None:
+        """The process ended by itself or in the middle of a file operation."""
+        self.faults.crash(node, power=self.rng.random() < 0.5)
+
+    def lose_disk(self, node: SimNode) -> None:
+        """The node comes back with an empty disk, as another incarnation: its replicas are lost for ever."""
+        self.lost_replicas.update(replica for replica, at in self.node_of.items() if at == node.number)
+        node.fresh_disk()
+        node.start()
+
+    # --- looking around ----------------------------------------------------------------------------------------------------------
+
+    def new_replica(self, node: SimNode) -> int:
+        self._replicas += 1
+        replica = self._replicas
+        route = fx.Route(replica, node.number, node.identity.incarnation)
+        self.routes[replica] = route
+        self.node_of[replica] = node.number
+        for other in self.nodes.values():
+            if other.up:
+                other.push(route)
+        return replica
+
+    def create_replica(self, node: SimNode, group: int, replica: int, config: Configuration) -> None:
+        self.note(node.number, f"gets replica {replica} of group {group}")
+        node.push(fx.ReplicaCreate(group, replica, config))
+
+    def leader(self, group: int) -> Raft | None:
+        """The live leader of the highest term, as only we can see it."""
+        best: Raft | None = None
+        for node in self.nodes.values():
+            held = node.host.groups.get(group) if node.up and not node.paused else None
+            if held is not None and not held.fenced and held.raft.role is Role.LEADER and (best is None or held.raft.term > best.term):
+                best = held.raft
+        return best
+
+    def holds(self, group: int, replica: int, index: int, term: int) -> bool:
+        """Is that entry on that replica's disk? A lost replica is not asked: what it once acknowledged is the loss that we allow."""
+        if replica in self.lost_replicas:
+            return True
+        return self.nodes[self.node_of[replica]].has_durable(group, replica, index, term)
+
+
+def _content(machine: Any, stream: str) -> bytes | None:
+    pieces = []
+    offset = 0
+    while True:
+        found = machine.read(stream, offset, 1 << 20)
+        if not isinstance(found, ReadSlice):
+            return None
+        pieces.append(found.data)
+        offset = found.next_offset
+        if found.up_to_date:
+            return b"".join(pieces)
