@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anabranch_node.core.raft import entry as entries_of
+from anabranch_node.core.raft import quorum
+from anabranch_node.core.raft.messages import VoteAnswer
 from anabranch_node.core.raft.raft import Raft, Role
-from anabranch_node.core.raft.records import EntriesAppended, HardState, LogTruncated
+from anabranch_node.core.raft.records import EntriesAppended, LogTruncated
 from anabranch_node.engine.group import Group
 from anabranch_proto.checksum import crc32c
 
@@ -60,6 +62,9 @@ class Invariants:
         self.checks += 1
         if raft.persist:
             self._check_records(node, group, truth, seen)
+        for m in raft.send_now:
+            if type(m) is VoteAnswer and m.granted:
+                self.note_vote(group.id, raft.id, m.term, m.to)
         if not log.committed <= log.last_index or not raft.applied <= log.committed or group.machine.applied_index != raft.applied:
             raise self._fail(node, group, f"applied {group.machine.applied_index}/{raft.applied}, committed {log.committed}, last {log.last_index}")
         if log.committed > seen.commit:
@@ -83,14 +88,16 @@ class Invariants:
             elif isinstance(record, LogTruncated):
                 if record.from_index <= seen.commit:
                     raise self._fail(node, group, f"truncation at {record.from_index}, committed through {seen.commit}")
-            elif isinstance(record, HardState) and record.vote:
-                voted = truth.votes.setdefault((raft.id, record.term), record.vote)
-                if voted != record.vote:
-                    raise self._fail(node, group, f"two votes in term {record.term}: for {voted} and {record.vote}")
 
     @staticmethod
     def _term_before(raft: Raft, index: int) -> int | None:
         return raft.log.term_at(index - 1)
+
+    def note_vote(self, group: int, replica: int, term: int, candidate: int) -> None:
+        """A vote that is durable or on its way: from now on it binds. (One that a power loss took before its sync never did.)"""
+        voted = self.truths.setdefault(group, Truth()).votes.setdefault((replica, term), candidate)
+        if voted != candidate:
+            raise self._world.violation(f"group {group}, replica {replica}: two votes in term {term}, for {voted} and {candidate}")
 
     def _check_commit(self, node: SimNode, group: Group, truth: Truth, seen: Seen) -> None:
         raft, log = group.raft, group.raft.log
@@ -98,10 +105,8 @@ class Invariants:
             term = log.terms[index - log.first_index]
             entry = log.entries[index - log.first_index]
             if index == len(truth.terms):
-                if entry is None:
-                    raise self._fail(node, group, f"entry {index} left memory before anybody saw it committed")
                 truth.terms.append(term)
-                truth.sums.append(crc32c(entry))
+                truth.sums.append(truth.entries[index, term][0])
             elif index > len(truth.terms):
                 raise self._fail(node, group, f"commit {index} skips {len(truth.terms)}, which nobody committed")
             elif truth.terms[index] != term or (entry is not None and truth.sums[index] != crc32c(entry)):
@@ -116,11 +121,12 @@ class Invariants:
         """A leader commits: is it really on a majority of disks?"""
         term = group.raft.log.term_at(index)
         assert term is not None
-        config = group.raft.config_at(index)
-        for voters in (config.voters, config.old_voters):
-            if voters and sum(self._world.holds(group.id, replica, index, term) for replica in voters) < len(voters) // 2 + 1:
-                holders = [replica for replica in voters if self._world.holds(group.id, replica, index, term)]
-                raise self._fail(node, group, f"committed index {index} of term {term} is on the disks of {holders} only, of voters {voters}")
+        # By the newest configuration in its log; a commit that ends a joint change appends the next one in the same step.
+        configs = [config for _, config in group.raft.configs[-2:]]
+        holders = [replica for replica in group.raft.config.all_voters() if self._world.holds(group.id, replica, index, term)]
+        holders += [replica for replica in configs[0].all_voters() if replica not in holders and self._world.holds(group.id, replica, index, term)]
+        if not any(quorum.won(config.voters, config.old_voters, holders) for config in configs):
+            raise self._fail(node, group, f"committed index {index} of term {term} is on the disks of {holders} only, under {configs[-1]}")
 
     def _check_leader(self, node: SimNode, group: Group, truth: Truth, seen: Seen) -> None:
         raft, log = group.raft, group.raft.log

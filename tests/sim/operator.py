@@ -44,27 +44,22 @@ class Operator:
         if config.joint or leader.config_index > leader.log.committed:
             return
         self._destroy_leftovers(group, config)
-        good = {replica: world.node_of[replica] for replica in config.voters if not self._is_gone(group, replica)}
-        voters = {number: replica for replica, number in good.items() if number in world.placement[group]}
-        learners: dict[int, int] = {}
-        for number in world.placement[group]:
-            if number not in voters:
-                replica = self._incoming(group, number)
-                if replica is not None:
-                    learners[number] = replica
-        for number, replica in learners.items():
-            progress = leader.progress.get(replica)
-            if replica in config.learners and progress is not None and progress.match >= leader.log.committed:
-                voters[number] = replica
-                del learners[number]
-                break
-        wanted = Configuration(tuple(sorted(voters.values())), (), tuple(sorted(learners.values())))
-        if not voters or len(voters) < len(world.placement[group]) - len(learners):
-            return
-        if len(wanted.voters) < len(config.voters) and learners:
-            # Never fewer voters on the way: a replica that goes is swapped for the one that comes, in one change.
-            keep = [replica for replica in config.voters if replica not in wanted.voters]
-            wanted = wanted._replace(voters=tuple(sorted([*wanted.voters, *keep[: len(config.voters) - len(wanted.voters)]])))
+        place = world.placement[group]
+        keepers = {world.node_of[replica]: replica for replica in config.voters if world.node_of[replica] in place and not self._is_gone(group, replica)}
+        leavers = [replica for replica in config.voters if replica not in keepers.values()]
+        arrivals = [self._incoming(group, number) for number in place if number not in keepers]
+        learners = [replica for replica in arrivals if replica is not None]
+        voters = list(config.voters)
+        ready = next((replica for replica in learners if replica in config.learners and leader.progress[replica].match >= leader.log.committed), None)
+        if ready is not None:
+            # One change: the one that comes for the one that goes, so that there are never fewer voters on the way.
+            learners.remove(ready)
+            voters.append(ready)
+            if leavers:
+                voters.remove(min(leavers, key=lambda replica: not self._is_gone(group, replica)))
+        elif not arrivals:
+            voters = list(keepers.values())
+        wanted = Configuration(tuple(sorted(voters)), (), tuple(sorted(learners)))
         if wanted != config:
             self.changes += 1
             world.note(0, f"group {group}: {config} -> {wanted}")

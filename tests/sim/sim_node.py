@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from anabranch_node.core import effects as fx
-from anabranch_node.core.raft.records import EntriesAppended, LogTruncated, SnapshotMark
+from anabranch_node.core.raft.records import EntriesAppended, HardState, LogTruncated, SnapshotMark
 from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.drivers.disk import SnapshotDisk, WalDisk, WalDiskOptions
 from anabranch_node.engine.group import Group
@@ -281,6 +281,9 @@ class SimNode:
                     if isinstance(record, EntriesAppended):
                         assert record.first_index == first + len(terms), (record.first_index, first, len(terms))
                         terms.extend(int.from_bytes(entry[:8], "little") for entry in record.entries)
+                    elif isinstance(record, HardState):
+                        if record.vote:
+                            self.world.invariants.note_vote(group, replica, record.term, record.vote)
                     elif isinstance(record, LogTruncated):
                         del terms[record.from_index - first :]
                     elif isinstance(record, SnapshotMark):

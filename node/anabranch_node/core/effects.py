@@ -111,7 +111,8 @@ class SnapshotLoad(Struct, frozen=True, tag=True):
 
 
 class SnapshotsDelete(Struct, frozen=True, tag=True):
-    """Delete the replica's snapshot files, finished or not, except `keep` (None: all of them)."""
+    """Delete the replica's snapshot files, finished or not, that are older than `keep` (None: all of them). Never a newer one: its mark may be
+    on its way to the disk already."""
 
     group: int
     replica: int

@@ -64,6 +64,7 @@ class Host:
         self._dirty: dict[int, Group] = {}
         self._awaiting: deque[_AwaitingSync] = deque()
         self._out: list[Effect] = []
+        self._after_sync: list[Effect] = []
         self._ticks = 0
         self._quiet_ticks = 0
         self._reads: dict[int, tuple[Location, int]] = {}  # WalRead -> (where, follower; 0: copied forward)
@@ -162,7 +163,8 @@ class Host:
     def _flush(self) -> None:
         """One WAL batch for everything the dirty groups want, and whatever needs no sync leaves at once."""
         dirty, self._dirty = self._dirty, {}
-        waits = _AwaitingSync(0, [], [], [])
+        waits = _AwaitingSync(0, [], [], self._after_sync)
+        self._after_sync = []
         for group in dirty.values():
             if not group.fenced:
                 self._guarded(group, lambda group: self._finish(group, waits))
@@ -363,7 +365,8 @@ class Host:
             group.fenced = "destroyed"
             self._out.extend(group.abandon("this replica left the group"))
         self._wal.stage(group.id, group.replica, Destroyed())
-        self._out.append(SnapshotsDelete(group.id, group.replica, None))
+        # Not before that is durable: a crash in between would find a replica whose log stands on a snapshot that is gone.
+        self._after_sync.append(SnapshotsDelete(group.id, group.replica, None))
 
     # --- the disk ----------------------------------------------------------------------------------------------------------------
 

@@ -134,6 +134,8 @@ def _on_append_answer(raft: Raft, m: AppendAnswer, progress: Progress) -> None:
         progress.become_replicate()
     elif progress.state is State.SNAPSHOT and progress.match + 1 >= raft.log.first_index:
         progress.become_replicate()
+    elif progress.state is State.SNAPSHOT and progress.match >= progress.snapshot_index:
+        progress.become_probe()  # it installed a snapshot that our log was cut past meanwhile: the flush offers the newer one
     if not news:
         return
     advance_commit(raft)
@@ -216,6 +218,8 @@ def _send(raft: Raft, replica: int, progress: Progress, entries: list[bytes]) ->
         return  # compacted since: the next flush offers the snapshot instead
     block = entries[0] if len(entries) == 1 else b"".join(entries)
     progress.sent(prev_index + len(entries), len(block))
+    if progress.state is State.PROBE:
+        progress.asked_tick = raft.ticks
     progress.sent_commit = raft.log.committed
     raft.send_now.append(Append(replica, raft.id, raft.term, prev_index, prev_term, raft.log.committed, block))
 

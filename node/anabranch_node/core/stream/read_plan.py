@@ -37,8 +37,6 @@ def read(stream: Stream, offset: int, max_bytes: int) -> ReadResult:
         else:
             pieces.append(chunk.data[at - base : end - base])  # the whole of an immutable object is the object: no copy
         at = end
-        if stop < len(ends):
-            break
     return ReadSlice(offset, at, pieces[0] if len(pieces) == 1 else b"".join(pieces), at == tail, stream.incarnation)
 
 

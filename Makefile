@@ -1,0 +1,94 @@
+# There is one way to do each thing, and this is the list of them. Every target sets up what it needs, in a virtual environment
+# beside the checkout, so that `git clean` cannot lose it and two clones can share it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+VENV   ?= $(abspath ../anabranch-venv)
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+SEEDS  ?= 200
+FROM   ?= 0
+SEED   ?=
+BUG    ?=
+
+# The source is used in place and not installed: a .pth file in a shared environment would point every clone at the same checkout.
+export PYTHONPATH := $(CURDIR)/proto:$(CURDIR)/node:$(CURDIR)
+export PYTHONHASHSEED := 0
+
+PY    := $(VENV)/bin/python
+STAGE := @.ci/stage
+# Named after the lock file's content: a changed lock installs again, an unchanged one costs nothing.
+STAMP := $(VENV)/.installed-dev-$(shell cksum < requirements/dev.txt | tr -c '0-9\n' '-')
+
+.PHONY: help
+help: ## show this list
+	@echo "usage: make TARGET [VARIABLE=value]"
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
+	@echo "environment: $(VENV) (VENV=...), processes: $(JOBS) (JOBS=...)"
+
+.PHONY: test
+test: $(STAMP) ## unit tests, scripts and tidiness; then 300 simulation seeds; then five planted bugs
+	$(STAGE) unit 240 $(PY) -m pytest -q -n $(JOBS)
+	$(STAGE) sim 300 $(PY) -m tests.sim.run --seeds 300 --from 0 --jobs $(JOBS)
+	$(STAGE) planted 240 $(PY) -m tests.planted.run --short
+
+.PHONY: lint
+lint: $(STAMP) ## ruff, formatting, strict types, import contracts; runs all of them, then fails if one did
+	@code=0; \
+	.ci/stage ruff 60 $(PY) -m ruff check --output-format concise . || code=1; \
+	.ci/stage format 60 $(PY) -m ruff format --check --output-format concise . || code=1; \
+	.ci/stage types 180 $(PY) -m mypy || code=1; \
+	.ci/stage imports 60 $(VENV)/bin/lint-imports --no-logo || code=1; \
+	exit $$code
+
+.PHONY: sim
+sim: $(STAMP) ## simulate a cluster under faults: SEEDS=200 FROM=0; SEED=7 replays one seed with a readable trace
+	@$(PY) -m tests.sim.run $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(FROM) --jobs $(JOBS))
+
+.PHONY: sim-bugs
+sim-bugs: $(STAMP) ## plant each known bug and show that the simulator finds it: BUG=name for one
+	@$(PY) -m tests.planted.run $(if $(BUG),--bug $(BUG))
+
+.PHONY: bench
+bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
+	@$(PY) -m tests.bench.run
+
+.PHONY: venv
+venv: $(STAMP) ## only set up the virtual environment
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "Anabranch needs Python 3.11 or newer on the PATH; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@start=$$SECONDS; \
+	if ! "$(PY)" -c 'import pip' 2>/dev/null; then \
+		echo "making $(VENV) with $$($(PYTHON) --version)"; \
+		$(PYTHON) -m venv --clear "$(VENV)"; \
+	fi; \
+	echo "installing $$(grep -c '==' requirements/dev.txt) pinned packages into $(VENV)"; \
+	rm -f "$(VENV)"/.installed-dev-*; \
+	"$(PY)" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/dev.txt; \
+	touch "$@"; \
+	echo "environment ready in $$((SECONDS - start)) s"
+
+# Existing pins are kept where they still fit; UPGRADE=1 takes the newest of everything. Shared packages have one version in all files.
+LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) pyproject.toml
+
+.PHONY: lock
+lock: $(STAMP) ## write requirements/*.txt again from pyproject.toml: UPGRADE=1 for the newest versions
+	@"$(PY)" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	$(LOCK) --extra node --extra dev -o requirements/dev.txt
+	$(LOCK) --extra node -c requirements/dev.txt -o requirements/node.txt
+	$(LOCK) --extra operator -c requirements/dev.txt -o requirements/operator.txt
+	$(LOCK) --extra spark -c requirements/dev.txt -o requirements/spark.txt
+	$(LOCK) --extra lock -o requirements/lock.txt
+
+.PHONY: clean
+clean: ## remove caches from the checkout; the environment beside it stays
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	@find . -path ./.git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "cleaned; to start from nothing, also delete $(VENV)"
