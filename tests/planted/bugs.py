@@ -1,0 +1,292 @@
+"""Known ways to get it wrong, each a change of a line or two to production code that only a planted run ever sees (loader.py). The suite must kill all.
+
+`edits` are (module, what stands there exactly once, what stands there instead). tests/unit/test_planted.py holds that every one still fits the source.
+`short`: killed within a few seeds, so that `make test` can afford it. Add one here when a new rule is written: a rule without a bug that breaks it is hope."""
+
+from typing import NamedTuple
+
+RAFT = "anabranch_node.core.raft."
+Edit = tuple[str, str, str]
+
+
+class Bug(NamedTuple):
+    name: str
+    why: str
+    edits: tuple[Edit, ...]
+    short: bool = False
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "follower acknowledges before fsync",
+        "a power loss takes what the leader counted",
+        (
+            (
+                RAFT + "follower",
+                "raft.send_after_sync.append(AppendAnswer(m.src, raft.id, raft.term, True, max(index, log.committed)))",
+                "raft.send_now.append(AppendAnswer(m.src, raft.id, raft.term, True, max(index, log.committed)))",
+            ),
+        ),
+        short=True,
+    ),
+    Bug(
+        "leader counts its own unsynced log",
+        "one voter commits before its disk has anything",
+        ((RAFT + "leader", "return raft.log.stable", "return raft.log.last_index"),),
+        short=True,
+    ),
+    Bug(
+        "vote answered before fsync",
+        "after a power loss the same term gets a second vote",
+        ((RAFT + "raft", "self.send_after_sync.append(VoteAnswer(", "self.send_now.append(VoteAnswer("),),
+    ),
+    Bug(
+        "vote not written at all",
+        "a restart forgets it",
+        ((RAFT + "raft", "self.vote = m.src\n                self.persist_hard_state()", "self.vote = m.src"),),
+    ),
+    Bug(
+        "two votes in one term",
+        "two leaders in one term",
+        ((RAFT + "raft", "free = self.vote in (0, m.src) and self.leader == 0", "free = True"),),
+        short=True,
+    ),
+    Bug(
+        "old entries committed by counting",
+        "Figure 8 of the Raft paper: a majority has it, and a later leader removes it",
+        ((RAFT + "leader", "if index <= log.committed or log.term_at(index) != raft.term:", "if index <= log.committed:"),),
+    ),
+    Bug(
+        "commit past the last verified entry",
+        "a follower's own stale tail is taken for the leader's",
+        ((RAFT + "follower", "log.commit_to(min(m.commit, index))", "log.commit_to(min(m.commit, log.last_index))"),),
+    ),
+    Bug(
+        "conflicting entries kept",
+        "two logs with different entries at one index",
+        ((RAFT + "follower", "raft.truncate_log(index)\n        raft.append_entry(entry)", "continue\n        raft.append_entry(entry)"),),
+        short=True,
+    ),
+    Bug(
+        "a shorter append truncates",
+        "a late packet removes what was acknowledged after it",
+        (
+            (
+                RAFT + "follower",
+                "    # Not our last index: what we hold",
+                "    if log.last_index > index: raft.truncate_log(index + 1)\n    # Not our last index: what we hold",
+            ),
+        ),
+    ),
+    Bug(
+        "up-to-date check forgotten",
+        "a candidate without committed entries wins",
+        ((RAFT + "raft", "granted = free and self.log.is_up_to_date(m.last_index, m.last_term)", "granted = free"),),
+    ),
+    Bug(
+        "ReadIndex without a quorum",
+        "a deposed leader serves old data as new",
+        ((RAFT + "leader", "return progress.read_round if progress else 0", "return raft.reads.round"),),
+    ),
+    Bug(
+        "ReadIndex before the first commit of the term",
+        "a new leader does not know yet what is committed",
+        ((RAFT + "leader", "if reads.waiting and raft.log.committed >= raft.term_start_index:", "if reads.waiting:"),),
+    ),
+    Bug(
+        "learner counted",
+        "what only a learner has is called committed",
+        (
+            (
+                RAFT + "leader",
+                "    return progress.match if progress else 0\n\n\ndef _leave_office",
+                "    return max([progress.match if progress else 0] + [raft.progress[one].match for one in raft.config.learners if one in raft.progress])"
+                "\n\n\ndef _leave_office",
+            ),
+        ),
+    ),
+    Bug(
+        "voters changed without a joint step",
+        "two majorities that do not meet",
+        (
+            (
+                RAFT + "membership",
+                "return target._replace(old_voters=current.voters) if target.voters != current.voters else target",
+                "return target",
+            ),
+        ),
+    ),
+    Bug(
+        "waiters answered by index alone",
+        "somebody else's entry is reported as ours",
+        (
+            ("anabranch_node.engine.waiters", "if waited_term != term:", "if False:"),
+            (
+                "anabranch_node.engine.group",
+                "if self.waiters and (raft.role is not Role.LEADER or raft.term != self.waiters.term):",
+                "if False:",
+            ),
+        ),
+    ),
+    Bug(
+        "no deduplication of producers",
+        "a retry appends twice",
+        (("anabranch_node.core.stream.producers", "if claim.seq == known.last_seq:", "if claim.seq == known.last_seq and tail < 0:"),),
+        short=True,
+    ),
+    Bug(
+        "producers not in the snapshot",
+        "a retry after a restart appends twice, or is called a gap",
+        (
+            (
+                "anabranch_node.core.stream.snapshot",
+                "producers = stream.producers or {}\n            yield StreamHead",
+                "producers = {}\n            yield StreamHead",
+            ),
+        ),
+    ),
+    Bug(
+        "log cut before the snapshot is durable",
+        "a crash in between leaves neither",
+        (
+            (
+                "anabranch_node.engine.snapshots",
+                "        self._next_slice(key, out)\n\n    def _next_slice",
+                "        self._next_slice(key, out)\n        raft.mark_snapshot(index, self._options.tail_entries)\n\n    def _next_slice",
+            ),
+        ),
+    ),
+    Bug(
+        "old snapshot deleted before the new mark is synced",
+        "after a crash the mark names a file that is gone",
+        (
+            (
+                "anabranch_node.engine.host",
+                "waits.effects.append(SnapshotsDelete(group.id, raft.id, group.snapshots.obsolete_after_sync))",
+                "self._out.append(SnapshotsDelete(group.id, raft.id, group.snapshots.obsolete_after_sync))",
+            ),
+        ),
+    ),
+    Bug(
+        "snapshots of a destroyed replica deleted too early",
+        "found by seed 162: the replica comes back after a crash, without the state its log stands on",
+        (
+            (
+                "anabranch_node.engine.host",
+                "self._after_sync.append(SnapshotsDelete(group.id, group.replica, None))",
+                "self._out.append(SnapshotsDelete(group.id, group.replica, None))",
+            ),
+        ),
+    ),
+    Bug(
+        "snapshot installed over a longer log without truncating it",
+        "a restart glues the old tail to the snapshot",
+        ((RAFT + "raft", "self.persist.append(LogTruncated(index + 1))", "pass"),),
+    ),
+    Bug(
+        "hard state lost with a deleted segment",
+        "the checkpoint does not carry term and vote",
+        (
+            (
+                "anabranch_node.wal.wal",
+                "states = [self.replicas[key].state() for key in sorted(self.replicas)]",
+                "states = [self.replicas[key].state() for key in sorted(self.replicas)]\n"
+                "        states = [__import__('msgspec').structs.replace(one, hard=one.hard and one.hard._replace(vote=0)) for one in states]",
+            ),
+        ),
+    ),
+    Bug(
+        "rot below the sync mark cut as a torn tail",
+        "acknowledged entries vanish silently",
+        (("anabranch_node.wal.recovery", "if known <= Position(segment.header.segment, offset):", "if True:"),),
+    ),
+    Bug(
+        "sync mark ahead of the disk",
+        "a torn tail is taken for damage, and a healthy replica is fenced",
+        (
+            (
+                "anabranch_node.wal.wal",
+                "encode_header(self._batch, segment, start, self._synced, body, runs, self._seed)",
+                "encode_header(self._batch, segment, start, Position(segment, start), body, runs, self._seed)",
+            ),
+        ),
+    ),
+    Bug(
+        "checksum of records not checked",
+        "rotten bytes are replayed as if they were ours",
+        (("anabranch_node.wal.record", "if crc32c(data[start + CRC.size : end], seed) != crc:", "if False:"),),
+    ),
+    Bug(
+        "segment deleted before its copies are synced",
+        "a power loss takes the copy, the deletion took the original",
+        (
+            (
+                "anabranch_node.wal.wal",
+                "and self._released_by.get(segments[0], 0) <= self.synced_ticket:",
+                "and True:",
+            ),
+        ),
+    ),
+    Bug(
+        "directory not fsynced after a roll",
+        "a power loss takes the name of the segment, and everything in it",
+        (
+            (
+                "anabranch_node.drivers.disk",
+                "        self._fs.rename(source, path)\n        self._fs.fsync_dir(self._folder)\n        self._unlinked = False",
+                "        self._fs.rename(source, path)\n        self._unlinked = False",
+            ),
+        ),
+    ),
+    Bug(
+        "snapshot named before its bytes are synced",
+        "after a power loss the log stands on a file of holes",
+        (("anabranch_node.drivers.disk", "        partial.file.fsync()\n        self._fs.rename(partial.path", "        self._fs.rename(partial.path"),),
+    ),
+    Bug(
+        "directory not fsynced after a snapshot",
+        "a power loss takes the name of the file that the log was cut for",
+        (
+            (
+                "anabranch_node.drivers.disk",
+                '        self._fs.fsync_dir(f"{self._folder}/{key.group}")\n        if key.group not in',
+                "        if key.group not in",
+            ),
+        ),
+    ),
+    Bug(
+        "fsync error ignored",
+        "the kernel dropped the bytes and says so once only",
+        (("anabranch_node.drivers.disk", 'return self._fail("fdatasync", error)', "pass"),),
+    ),
+    Bug(
+        "page cache trusted at start",
+        "what a killed process left unsynced is voted on, then lost with the power",
+        (
+            (
+                "anabranch_node.drivers.disk",
+                "            file.fdatasync()\n            if newest:",
+                "            if newest:",
+            ),
+        ),
+    ),
+    Bug(
+        "an emptied disk rejoins under its old identity",
+        "amnesia: it votes and acknowledges again for what it has forgotten",
+        (
+            ("tests.sim.sim_node", "        self.world.incarnations += 1\n", "        self.world.incarnations = self.number\n"),
+            (
+                "anabranch_node.engine.host",
+                "            group = self.groups.get(group_id)\n            if group is None or m.to != group.replica:",
+                "            if group_id not in self.groups: self._on_create(fx.ReplicaCreate(group_id, m.to, membership.Configuration()))\n"
+                "            group = self.groups.get(group_id)\n            if group is None or m.to != group.replica:",
+            ),
+            ("tests.sim.operator", "        return held is None or held.replica != replica or bool(held.fenced)", "        return bool(held and held.fenced)"),
+        ),
+    ),
+    Bug(
+        "a replica being removed may not run",
+        "found by seed 381: the only log with the last entry never campaigns, and nobody else can win",
+        ((RAFT + "candidate", "if raft.may_campaign():", "if raft.config.is_voter(raft.id):"),),
+    ),
+)
