@@ -1,7 +1,9 @@
-"""Known ways to get it wrong, each a change of a line or two to production code that only a planted run ever sees (loader.py). The suite must kill all.
+"""Known ways to get it wrong, each a change of a line or two to production code that only a planted run ever sees (loader.py). The suite must kill
+all.
 
-`edits` are (module, what stands there exactly once, what stands there instead). tests/unit/test_planted.py holds that every one still fits the source.
-`short`: killed within a few seeds, so that `make test` can afford it. Add one here when a new rule is written: a rule without a bug that breaks it is hope."""
+`edits` are (module, what stands there exactly once, what stands there instead). tests/unit/test_planted.py holds that every one still fits the
+source. `short`: killed within a few seeds, so that `make test` can afford it. Add one here when a new rule is written: a rule without a bug that
+breaks it is hope."""
 
 from typing import NamedTuple
 
@@ -100,8 +102,10 @@ BUGS: tuple[Bug, ...] = (
             (
                 RAFT + "leader",
                 "    return progress.match if progress else 0\n\n\ndef _leave_office",
-                "    return max([progress.match if progress else 0] + [raft.progress[one].match for one in raft.config.learners if one in raft.progress])"
-                "\n\n\ndef _leave_office",
+                (
+                    "    return max(progress.match if progress else 0, *[raft.progress[one].match for one in raft.config.learners], 0)"
+                    "\n\n\ndef _leave_office"
+                ),
             ),
         ),
     ),
@@ -190,8 +194,10 @@ BUGS: tuple[Bug, ...] = (
             (
                 "anabranch_node.wal.wal",
                 "states = [self.replicas[key].state() for key in sorted(self.replicas)]",
-                "states = [self.replicas[key].state() for key in sorted(self.replicas)]\n"
-                "        states = [__import__('msgspec').structs.replace(one, hard=one.hard and one.hard._replace(vote=0)) for one in states]",
+                (
+                    "states = [self.replicas[key].state() for key in sorted(self.replicas)]\n"
+                    "        states = [__import__('msgspec').structs.replace(one, hard=one.hard and one.hard._replace(vote=0)) for one in states]"
+                ),
             ),
         ),
     ),
@@ -241,7 +247,13 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "snapshot named before its bytes are synced",
         "after a power loss the log stands on a file of holes",
-        (("anabranch_node.drivers.disk", "        partial.file.fsync()\n        self._fs.rename(partial.path", "        self._fs.rename(partial.path"),),
+        (
+            (
+                "anabranch_node.drivers.disk",
+                "        partial.file.fsync()\n        self._fs.rename(partial.path",
+                "        self._fs.rename(partial.path",
+            ),
+        ),
     ),
     Bug(
         "directory not fsynced after a snapshot",
@@ -278,10 +290,16 @@ BUGS: tuple[Bug, ...] = (
             (
                 "anabranch_node.engine.host",
                 "            group = self.groups.get(group_id)\n            if group is None or m.to != group.replica:",
-                "            if group_id not in self.groups: self._on_create(fx.ReplicaCreate(group_id, m.to, membership.Configuration()))\n"
-                "            group = self.groups.get(group_id)\n            if group is None or m.to != group.replica:",
+                (
+                    "            if group_id not in self.groups: self._on_create(fx.ReplicaCreate(group_id, m.to, membership.Configuration()))\n"
+                    "            group = self.groups.get(group_id)\n            if group is None or m.to != group.replica:"
+                ),
             ),
-            ("tests.sim.operator", "        return held is None or held.replica != replica or bool(held.fenced)", "        return bool(held and held.fenced)"),
+            (
+                "tests.sim.operator",
+                "        return held is None or held.replica != replica or bool(held.fenced)",
+                "        return bool(held and held.fenced)",
+            ),
         ),
     ),
     Bug(

@@ -1,6 +1,6 @@
 """`make sim-bugs`: plants each bug in a process of its own and runs seeds until the simulator notices. Prints the table; fails if a bug survives.
 
-    python -m tests.planted.run [--short] [--bug NAME] [--seeds-max 2000] [--jobs 2]"""
+python -m tests.planted.run [--short] [--bug NAME] [--seeds-max 2000] [--jobs 2]"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.planted.loader import plant
 def hunt(bug: Bug, seeds_max: int) -> int:
     """In the child: 0 if killed, and the line the parent shows."""
     plant(bug)
-    from tests.sim.run import play  # noqa: PLC0415 - only after planting
+    from tests.sim.run import play
 
     started = time.process_time()
     for seed in range(seeds_max):

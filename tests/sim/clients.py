@@ -1,7 +1,8 @@
 """Applications in the simulator: they append with and without producer tuples, read, time out, retry elsewhere, and write down what they saw.
 
-A producer repeats its append, tuple and payload unchanged, until it is acknowledged; now and then it sends it to two nodes at once, or comes back with a
-new epoch. A plain writer never repeats. What a client heard is all that the checker gets: the history, and the final content of each stream."""
+A producer repeats its append, tuple and payload unchanged, until it is acknowledged; now and then it sends it to two nodes at once, or comes back
+with a new epoch. A plain writer never repeats. What a client heard is all that the checker gets: the history, and the final content of each
+stream."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from anabranch_node.core.stream.commands import Append, Create, Producer
 from anabranch_node.core.stream.results import Appended, Created, OffsetBeyondTail, ReadSlice, SequenceGap, StaleEpoch
 from tests.checkers import history
 from tests.checkers.history import Op
+from tests.sim.chance import between
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -99,8 +101,10 @@ class Client:
             node = rng.choice(hosts)
         token = world.token(self)
         self.waiting[token] = op
-        event: fx.Event = fx.Propose(token, group, command) if command is not None else fx.Read(token, group, op.stream, op.start, rng.choice((1, 200, 1 << 20)))
-        world.after(rng.randint(*world.swarm.net_delay_us), self._arrive, node, event)
+        event: fx.Event = (
+            fx.Propose(token, group, command) if command is not None else fx.Read(token, group, op.stream, op.start, rng.choice((1, 200, 1 << 20)))
+        )
+        world.after(between(rng, world.swarm.net_delay_us), self._arrive, node, event)
         world.after(world.swarm.timeout_us, self._time_out, token)
 
     def _arrive(self, node_number: int, event: fx.Event) -> None:

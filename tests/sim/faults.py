@@ -1,7 +1,8 @@
 """Faults: what may go wrong, when, and how much of it at once. world.py calls next() again and again during the chaos, then heal_all().
 
-Crashes, cuts, pauses and power losses may hit anyone, all nodes together too: nothing durable is lost by them. Damage (a lost disk, rot) is kept within what
-the protocol promises to survive: never a majority of the voters of any configuration that a group still knows; except in declared quorum-loss runs."""
+Crashes, cuts, pauses and power losses may hit anyone, all nodes together too: nothing durable is lost by them. Damage (a lost disk, rot) is kept
+within what the protocol promises to survive: never a majority of the voters of any configuration that a group still knows; except in declared
+quorum-loss runs."""
 
 from __future__ import annotations
 
@@ -182,7 +183,8 @@ class Faults:
         return True
 
     def _rot(self, node: SimNode) -> bool:
-        """Only in bytes that are known to be synced: rot in the last unnoted batch together with a crash cannot be told from a torn write (docs/guarantees)."""
+        """Only in bytes that are known to be synced: rot in the last unnoted batch together with a crash cannot be told from a torn write
+        (docs/guarantees)."""
         if not node.up or not self._may_damage(node):
             return False
         newest = f"{node.host._wal.segments[-1]:016d}.seg"

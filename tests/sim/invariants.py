@@ -1,8 +1,10 @@
-"""What must hold at every step, checked on each dirty group at the end of each turn of each node (Host.audit), while its effects are still in its lists.
+"""What must hold at every step, checked on each dirty group at the end of each turn of each node (Host.audit), while its effects are still in its
+lists.
 
-Election safety: one leader per term. Log matching: an entry (index, term) is the same bytes with the same predecessor everywhere. Leader completeness: a new
-leader has everything that is committed. State machine safety: nobody commits or applies another entry at an index. Durability: when a leader commits, a
-majority of each voter set has the entry on its disk, by the simulator's own account. Everything is incremental, so that it can always be on."""
+Election safety: one leader per term. Log matching: an entry (index, term) is the same bytes with the same predecessor everywhere. Leader
+completeness: a new leader has everything that is committed. State machine safety: nobody commits or applies another entry at an index. Durability:
+when a leader commits, a majority of each voter set has the entry on its disk, by the simulator's own account. Everything is incremental, so that it
+can always be on."""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ class Invariants:
             elif truth.terms[index] != term or (entry is not None and truth.sums[index] != crc32c(entry)):
                 raise self._fail(node, group, f"state machine safety: at {index} it has term {term}, committed was term {truth.terms[index]}")
         if log.snapshot_index > seen.commit and log.snapshot_index < len(truth.terms) and truth.terms[log.snapshot_index] != log.snapshot_term:
-            raise self._fail(node, group, f"snapshot at {log.snapshot_index} has term {log.snapshot_term}, committed was {truth.terms[log.snapshot_index]}")
+            raise self._fail(
+                node, group, f"snapshot at {log.snapshot_index} has term {log.snapshot_term}, committed was {truth.terms[log.snapshot_index]}"
+            )
         seen.commit = log.committed
         if raft.role is Role.LEADER:
             self._check_durable(node, group, log.committed)

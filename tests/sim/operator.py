@@ -1,4 +1,5 @@
-"""The simulator's stand-in for placement: it knows where each group should live and brings it there, one small step per pass, through the nodes' own commands.
+"""The simulator's stand-in for placement: it knows where each group should live and brings it there, one small step per pass, through the nodes' own
+commands.
 
 A replica that is missing, fenced or lost gets a successor with a new id: learner, caught up, then one joint change that swaps it in. What left the
 configuration is destroyed. Like the real one it may be interrupted anywhere: it decides by what it sees, not by what it did."""
@@ -45,7 +46,9 @@ class Operator:
             return
         self._destroy_leftovers(group, config)
         place = world.placement[group]
-        keepers = {world.node_of[replica]: replica for replica in config.voters if world.node_of[replica] in place and not self._is_gone(group, replica)}
+        keepers = {
+            world.node_of[replica]: replica for replica in config.voters if world.node_of[replica] in place and not self._is_gone(group, replica)
+        }
         leavers = [replica for replica in config.voters if replica not in keepers.values()]
         arrivals = [self._incoming(group, number) for number in place if number not in keepers]
         learners = [replica for replica in arrivals if replica is not None]

@@ -1,7 +1,8 @@
-"""`make sim`: many seeds on all cores, or one seed with a readable trace. Before us: swarm.py draws a run, world.py plays it. After us: a table, and an exit code.
+"""`make sim`: many seeds on all cores, or one seed with a readable trace. Before us: swarm.py draws a run, world.py plays it. After us: a table, and
+an exit code.
 
-    python -m tests.sim.run --seeds 2000 [--from 0] [--jobs 2] [--twice 0.02]
-    python -m tests.sim.run --seed 7"""
+python -m tests.sim.run --seeds 2000 [--from 0] [--jobs 2] [--twice 0.02]
+python -m tests.sim.run --seed 7"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anabranch_node.core.effects import FrameReceived
+from tests.sim.chance import between
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -48,7 +49,7 @@ class SimNet:
             copies = 2
             self.duplicated += 1
         for _ in range(copies):
-            delay = rng.randint(*swarm.net_delay_us)
+            delay = between(rng, swarm.net_delay_us)
             if swarm.slow_packet and rng.random() < swarm.slow_packet:
                 delay *= 50
             at = max(world.now_us + delay, self.clogged_until.get((src, dst), 0))

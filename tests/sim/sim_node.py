@@ -1,4 +1,5 @@
-"""One node in the simulator: the production host over the production disk code over a simulated file system. world.py gives it time, faults and peers.
+"""One node in the simulator: the production host over the production disk code over a simulated file system. world.py gives it time, faults and
+peers.
 
 Up: events gather in an inbox until the node's next turn. The log's disk works like the fsync thread: it takes everything queued, writes all of it,
 then one sync ends later. Down: only the file system remains. A new disk is a new incarnation; nothing of the old identity is taken over."""
@@ -20,6 +21,7 @@ from anabranch_node.wal.recovery import NodeDamaged, recover
 from anabranch_node.wal.segment import encode_sync_mark
 from anabranch_node.wal.wal import Wal
 from anabranch_proto.ids import NodeIdentity
+from tests.sim.chance import between
 from tests.sim.sim_disk import SimCrash, SimFs
 
 if TYPE_CHECKING:
@@ -85,7 +87,9 @@ class SimNode:
                 if found.snapshot.index and not found.fenced:
                     key = fx.SnapshotKey(found.group, found.replica, found.snapshot.index, found.snapshot.term)
                     loaded = self.snapshot_disk.perform([fx.SnapshotLoad(key)])[0]
-                    snapshots[found.group, found.replica] = loaded.chunks if isinstance(loaded, fx.SnapshotLoaded) else str(getattr(loaded, "reason", ""))
+                    snapshots[found.group, found.replica] = (
+                        loaded.chunks if isinstance(loaded, fx.SnapshotLoaded) else str(getattr(loaded, "reason", ""))
+                    )
         except SimCrash:
             self.die(power=self.rng.random() < 0.5)
             self.world.at(self.world.now_us + 500_000, self.start)
@@ -160,7 +164,7 @@ class SimNode:
     def _wake(self) -> None:
         if not self.turn_due:
             self.turn_due = True
-            self.world.after(self.rng.randint(*self.world.swarm.turn_delay_us), self._turn, self.boots)
+            self.world.after(between(self.rng, self.world.swarm.turn_delay_us), self._turn, self.boots)
 
     def _turn(self, life: int) -> None:
         if not self.up or life != self.boots:
@@ -206,7 +210,7 @@ class SimNode:
             self._write()
         if self.snapshot_queue and not self.snapshots_busy:
             self.snapshots_busy = True
-            self.world.after(self.rng.randint(*self.world.swarm.sync_us), self._snapshot_step, self.boots)
+            self.world.after(between(self.rng, self.world.swarm.sync_us), self._snapshot_step, self.boots)
 
     # --- the disk ----------------------------------------------------------------------------------------------------------------
 
@@ -220,7 +224,7 @@ class SimNode:
         except SimCrash:
             self.world.crashed(self)
             return
-        delay = self.rng.randint(*self.world.swarm.sync_us)
+        delay = between(self.rng, self.world.swarm.sync_us)
         self.world.at(max(self.world.now_us + delay, self.stall_until_us), self._sync, self.boots, events)
 
     def _sync(self, life: int, events: list[fx.Event]) -> None:
@@ -260,7 +264,7 @@ class SimNode:
             self.world.crashed(self)
             return
         if self.snapshot_queue:
-            self.world.after(self.rng.randint(*self.world.swarm.sync_us), self._snapshot_step, life)
+            self.world.after(between(self.rng, self.world.swarm.sync_us), self._snapshot_step, life)
         else:
             self.snapshots_busy = False
 

@@ -1,5 +1,5 @@
-"""Everything a run may vary, drawn from its seed: sizes, timings, limits, fault rates. A fixed setting hides bugs: the commit rule of Figure 8 was once
-missed by 4,000 seeds with one batch size and found by the second seed after the size was drawn, too.
+"""Everything a run may vary, drawn from its seed: sizes, timings, limits, fault rates. A fixed setting hides bugs: the commit rule of Figure 8 was
+once missed by 4,000 seeds with one batch size and found by the second seed after the size was drawn, too.
 
 world.py plays the result. Each fault class is on or off per run, so that some runs concentrate on few of them."""
 
@@ -92,7 +92,7 @@ def draw(seed: int) -> Swarm:
         piece_bytes=rng.choice((64, 500, 16 << 10)),
         resend_ticks=rng.randint(3, 20),
     )
-    group = GroupOptions(entry_bytes_max=rng.choice((100, 1_000, 1 << 20)), snapshots=snapshots)
+    group = GroupOptions(command_bytes_max=2_000, entry_bytes_max=rng.choice((100, 1_000, 1 << 20)), snapshots=snapshots)
     chosen = tuple(name for name in FAULT_CLASSES if rng.random() < 0.55)
     clients = rng.randint(3, 8)
     return Swarm(
@@ -101,7 +101,7 @@ def draw(seed: int) -> Swarm:
         group_count=rng.randint(1, 3),
         replication=replication,
         streams_per_group=rng.randint(1, 2),
-        host=HostOptions(raft=raft, group=group, disk_free_min_bytes=2 * segment_bytes),
+        host=HostOptions(raft=raft, group=group, snapshots_at_once_max=rng.randint(1, 3), disk_free_min_bytes=2 * segment_bytes),
         wal=WalOptions(segment_bytes=segment_bytes, segments_live_max=rng.randint(2, 5), copy_forward_bytes_max=rng.choice((0, 500, 4_000))),
         tick_us=tick_us,
         turn_delay_us=(10, rng.choice((50, 500, 5_000))),

@@ -1,7 +1,8 @@
-"""The simulated world: one heap of timed callbacks, nodes, network, clients, faults, and an operator that repairs what is lost. One seed, one history.
+"""The simulated world: one heap of timed callbacks, nodes, network, clients, faults, and an operator that repairs what is lost. One seed, one
+history.
 
-run(): chaos with faults from faults.py, then everything is healed and must converge within a bound; then the client history is judged. Whatever goes wrong
-is a Violation that names the seed. No clock, no hash order, no threads: the same seed gives the same events, which the running digest shows."""
+run(): chaos with faults from faults.py, then everything is healed and must converge within a bound; then the client history is judged. Whatever goes
+wrong is a Violation that names the seed. No clock, no hash order, no threads: the same seed gives the same events, which the running digest shows."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.results import ReadSlice
 from tests.checkers import stream_checker
 from tests.checkers.history import History
+from tests.sim.chance import between
 from tests.sim.clients import Client
 from tests.sim.faults import Faults
 from tests.sim.invariants import Invariants
@@ -180,7 +182,7 @@ class World:
     def answer(self, token: int, result: Any) -> None:
         client = self._clients_by_token.pop(token, None)
         if client is not None:
-            self.after(self.rng.randint(*self.swarm.net_delay_us), client.heard, token, result)
+            self.after(between(self.rng, self.swarm.net_delay_us), client.heard, token, result)
 
     def fenced(self, node: SimNode, effect: fx.GroupFenced) -> None:
         self.note(node.number, f"group {effect.group} is fenced: {effect.reason}")

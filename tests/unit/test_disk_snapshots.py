@@ -236,21 +236,26 @@ def test_opening_again_drops_the_unfinished_file() -> None:
     assert disk.perform([SnapshotLoad(KEY)]) == [SnapshotLoaded(KEY, header(KEY), CHUNKS)]
 
 
-def test_delete_keeps_what_it_is_told_to_keep_and_touches_no_other_replica() -> None:
+def test_delete_drops_what_is_older_than_keep_and_touches_neither_newer_files_nor_other_replicas() -> None:
+    """A newer snapshot may already have its mark on the way to the disk: deleting it would leave a log that begins after nothing."""
     fs = SimFs()
     disk = started(fs)
-    neighbour, other_group = KEY._replace(replica=121), KEY._replace(group=4)
-    for key in (OLD, KEY, neighbour, other_group):
+    neighbour, other_group, newer_finished = KEY._replace(replica=121, index=1), KEY._replace(group=4, index=1), KEY._replace(index=200)
+    for key in (OLD, KEY, neighbour, other_group, newer_finished):
         disk.perform(writing(key))
-    newer = KEY._replace(index=300)
-    disk.perform([SnapshotOpen(newer, header(newer)), *receiving(KEY._replace(index=301))[:2]])
+    older, newer = KEY._replace(index=60), KEY._replace(index=300)
+    for key in (older, newer):
+        disk.perform([SnapshotOpen(key, header(key))])
+    disk.perform(receiving(KEY._replace(index=301))[:2])
     assert disk.perform([SnapshotsDelete(3, 12, keep=KEY)]) == []
-    assert fs.listdir("data/snapshots/3") == ["12-100-7.snap", "121-100-7.snap"]
-    assert fs.listdir("data/snapshots/4") == ["12-100-7.snap"]
-    (failed,) = disk.perform([SnapshotFinish(newer)])
+    names = ["12-100-7.snap", "12-200-7.snap", "12-300-7.snap.writing", "12-301-7.snap.incoming", "121-1-7.snap"]
+    assert fs.listdir("data/snapshots/3") == names
+    assert fs.listdir("data/snapshots/4") == ["12-1-7.snap"]
+    (failed,) = disk.perform([SnapshotFinish(older)])
     assert isinstance(failed, SnapshotFailed)
+    assert isinstance(disk.perform([SnapshotFinish(newer)])[0], SnapshotSaved)
     disk.perform([SnapshotsDelete(3, 12, keep=None), SnapshotsDelete(77, 1, keep=None)])
-    assert fs.listdir("data/snapshots/3") == ["121-100-7.snap"]
+    assert fs.listdir("data/snapshots/3") == ["121-1-7.snap"]
 
 
 def test_scan_lists_per_replica_oldest_first() -> None:

@@ -77,6 +77,13 @@ class Refused(Failure, frozen=True, tag=57):
         return self.reason
 
 
+class TooLarge(Failure, frozen=True, tag=58):
+    bytes_max: int
+
+    def __str__(self) -> str:
+        return f"one command may have at most {self.bytes_max} bytes"
+
+
 class Accepted(Struct, frozen=True, array_like=True, tag=60):
     """A membership change or a transfer has begun."""
 

@@ -1,7 +1,9 @@
-"""One Raft member and its state machine on this node: requests in, one log entry per turn, applied results out. host.py calls finish() at the end of each turn.
+"""One Raft member and its state machine on this node: requests in, one log entry per turn, applied results out. host.py calls finish() at the end of
+each turn.
 
-Before us: host.py found the group. After us: wal/ persists what Raft asks, outbox.py sends what it says. Not here: files and frames (host.py), snapshots on
-their way (snapshots.py). An exception in here fences this group on this node and nothing else; the entry that caused it is never skipped."""
+Before us: host.py found the group. After us: wal/ persists what Raft asks, outbox.py sends what it says. Not here: files and frames (host.py),
+snapshots on their way (snapshots.py). An exception in here fences this group on this node and nothing else; the entry that caused it is never
+skipped."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -10,12 +12,12 @@ from typing import Any
 import msgspec
 
 from anabranch_node.core.effects import Answer, Effect, Read
-from anabranch_node.core.errors import NotLeading, Overloaded, ReadUnavailable
+from anabranch_node.core.errors import NotLeading, Overloaded, ReadUnavailable, TooLarge
 from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.raft.errors import LeaderMoving, NotLeader, UncommittedFull
 from anabranch_node.core.raft.raft import Raft, Role
-from anabranch_node.engine.snapshots import SnapshotOptions, Snapshots
+from anabranch_node.engine.snapshots import SnapshotOptions, Snapshots, SnapshotSlots
 from anabranch_node.engine.waiters import Waiters, pair
 
 _encode_commands = msgspec.msgpack.Encoder().encode
@@ -24,13 +26,16 @@ _encode_commands = msgspec.msgpack.Encoder().encode
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     entry_bytes_max: int = 1 << 20  # commands of one turn share an entry up to this; a larger command has one of its own
+    command_bytes_max: int = 16 << 20  # must fit half a WAL segment
     queue_bytes_max: int = 16 << 20  # proposed in this turn and not yet in the log
     reads_waiting_max: int = 10_000
     snapshots: SnapshotOptions = SnapshotOptions()
 
 
 class Group:
-    def __init__(self, group: int, raft: Raft, kind: MachineKind, machine: Machine, options: GroupOptions, cluster_id: str) -> None:
+    def __init__(
+        self, group: int, raft: Raft, kind: MachineKind, machine: Machine, options: GroupOptions, cluster_id: str, slots: SnapshotSlots
+    ) -> None:
         assert machine.applied_index == raft.applied, (machine.applied_index, raft.applied)
         self.id = group
         self.raft = raft
@@ -39,7 +44,7 @@ class Group:
         self.options = options
         self.fenced = ""
         self.waiters = Waiters()
-        self.snapshots = Snapshots(self, options.snapshots, cluster_id)
+        self.snapshots = Snapshots(self, options.snapshots, cluster_id, slots)
         self._queue: list[tuple[int, Any]] = []
         self._queue_bytes = 0
         self._reads: dict[int, Read] = {}  # asked, not confirmed
@@ -56,6 +61,8 @@ class Group:
         raft = self.raft
         if raft.role is not Role.LEADER:
             out.append(Answer(token, NotLeading(raft.leader)))
+        elif len(getattr(command, "body", b"")) > self.options.command_bytes_max:
+            out.append(Answer(token, TooLarge(self.options.command_bytes_max)))
         elif self._queue_bytes > self.options.queue_bytes_max:
             out.append(Answer(token, Overloaded("commands of this turn")))
         else:
@@ -75,11 +82,17 @@ class Group:
         """After a tick: is there anything to do? An idle group must cost next to nothing."""
         raft = self.raft
         return bool(
-            raft.send_now or raft.send_after_sync or raft.persist or raft.read_failures or (self.waiters and raft.role is not Role.LEADER) or self.snapshots.wants_finish()
+            raft.send_now
+            or raft.send_after_sync
+            or raft.persist
+            or raft.read_failures
+            or (self.waiters and raft.role is not Role.LEADER)
+            or self.snapshots.wants_finish()
         )
 
     def finish(self, now_ms: int, out: list[Effect]) -> None:
-        """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after us."""
+        """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after
+        us."""
         raft = self.raft
         if self._queue:
             self._propose_queued(now_ms, out)
@@ -154,6 +167,7 @@ class Group:
         # What is queued never reached a log.
         answers.extend(Answer(token, NotLeading(0)) for token, _ in self._queue)
         answers.extend(Answer(token, ReadUnavailable()) for token in self._reads)
+        self.snapshots.stop_taking()
         self._queue.clear()
         self._reads.clear()
         self._confirmed.clear()

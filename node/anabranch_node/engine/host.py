@@ -1,11 +1,12 @@
 """All groups of one node: `turn(now_ms, events) -> effects`, one turn of the loop. The same object runs in production and in the simulator.
 
-Before us: drivers (or the simulator) gather events. Within a turn events are only stepped and proposed; at its end we flush once: one WAL batch for all
-dirty groups, one frame per peer and lane. A leader's appends leave in parallel with its own sync; votes and acknowledgements wait in `_awaiting` for the
-ticket that covers them. After us: effects are performed in order. Not here: one group's life (group.py), bytes on disk (wal/), bytes on the wire (envelope.py).
+Before us: drivers (or the simulator) gather events. Within a turn events are only stepped and proposed; at its end we flush once: one WAL batch for
+all dirty groups, one frame per peer and lane. A leader's appends leave in parallel with its own sync; votes and acknowledgements wait in `_awaiting`
+for the ticket that covers them. After us: effects are performed in order. Not here: one group's life (group.py), bytes on disk (wal/), bytes on the
+wire (envelope.py).
 
-Failure: an exception in one group fences that group here (no vote, no ack, alarm). An exception in the WAL or in the host itself leaves turn(): the node
-stops, because what it would write next cannot be trusted."""
+Failure: an exception in one group fences that group here (no vote, no ack, alarm). An exception in the WAL or in the host itself leaves turn(): the
+node stops, because what it would write next cannot be trusted."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
 from anabranch_node.engine import envelope
 from anabranch_node.engine.group import Group, GroupOptions
 from anabranch_node.engine.outbox import Outbox
+from anabranch_node.engine.snapshots import SnapshotSlots
 from anabranch_node.wal.recovery import RecoveredReplica
 from anabranch_node.wal.wal import Location, Wal
 from anabranch_proto.formats import Damaged, FormatError
@@ -61,10 +63,14 @@ class Host:
         self._boot = boot
         self._wal = wal
         self._outbox = Outbox(me)
+        self._slots = SnapshotSlots(options.snapshots_at_once_max)
+        if options.group.command_bytes_max > wal.options.entry_bytes_max - 1024:
+            raise ValueError(f"commands of {options.group.command_bytes_max} bytes do not fit WAL segments of {wal.options.segment_bytes}")
         self._dirty: dict[int, Group] = {}
         self._awaiting: deque[_AwaitingSync] = deque()
         self._out: list[Effect] = []
         self._after_sync: list[Effect] = []
+        self._seal_due = False  # the log has something to write that no group asked for
         self._ticks = 0
         self._quiet_ticks = 0
         self._reads: dict[int, tuple[Location, int]] = {}  # WalRead -> (where, follower; 0: copied forward)
@@ -124,7 +130,7 @@ class Host:
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
         raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
-        added = Group(group, raft, self._kind, machine, self.options.group, self.me.cluster_id)
+        added = Group(group, raft, self._kind, machine, self.options.group, self.me.cluster_id, self._slots)
         self.groups[group] = added
         self._dirty[group] = added
         return added
@@ -138,7 +144,7 @@ class Host:
         return self._end_turn()
 
     def _end_turn(self) -> list[Effect]:
-        while self._dirty:
+        while self._dirty or self._seal_due:
             self._flush()
         self._maintain_log()
         self._out.extend(self._outbox.frames())
@@ -163,6 +169,7 @@ class Host:
     def _flush(self) -> None:
         """One WAL batch for everything the dirty groups want, and whatever needs no sync leaves at once."""
         dirty, self._dirty = self._dirty, {}
+        self._seal_due = False
         waits = _AwaitingSync(0, [], [], self._after_sync)
         self._after_sync = []
         for group in dirty.values():
@@ -242,7 +249,7 @@ class Host:
             pending.clear()
         if durable:
             self._wal.fence(group.id, group.replica, reason)
-            self._dirty[group.id] = group  # so that the turn's flush writes it
+            self._seal_due = True
         self._out.extend(group.abandon(reason))
         self._out.append(GroupFenced(group.id, group.replica, reason))
 
@@ -279,7 +286,9 @@ class Host:
         for group_id, m in letters:
             group = self.groups.get(group_id)
             if group is None or m.to != group.replica:
-                self._out.append(PeerRefused(event.node, f"{type(m).__name__} from replica {m.src} is for replica {m.to} of group {group_id}, which is not here"))
+                self._out.append(
+                    PeerRefused(event.node, f"{type(m).__name__} from replica {m.src} is for replica {m.to} of group {group_id}, which is not here")
+                )
             elif not group.fenced and not (no_room and type(m) is Append and m.block):
                 self._step(group, m)
 
@@ -358,13 +367,14 @@ class Host:
         if group is not None and group.replica == event.replica:
             self._destroy(group)
             del self.groups[event.group]
-            self._dirty[event.group] = group
+            self._dirty.pop(event.group, None)
 
     def _destroy(self, group: Group) -> None:
         if not group.fenced:
             group.fenced = "destroyed"
             self._out.extend(group.abandon("this replica left the group"))
         self._wal.stage(group.id, group.replica, Destroyed())
+        self._seal_due = True
         # Not before that is durable: a crash in between would find a replica whose log stands on a snapshot that is gone.
         self._after_sync.append(SnapshotsDelete(group.id, group.replica, None))
 
@@ -397,12 +407,11 @@ class Host:
         here = group is not None and group.replica == location.replica and not group.fenced
         try:
             if replica == 0:
-                if event.error or not here:
+                if event.error:
                     self._wal.copy_dropped(location)
                 else:
                     self._wal.copy_forward(location, event.data)
-                    assert group is not None
-                    self._dirty[group.id] = group
+                    self._seal_due = True
             elif group is not None and here:
                 first_index, entries = self._wal.decode_read(location, event.data) if not event.error else (location.extents[0].first_index, [])
                 self._dirty[group.id] = group

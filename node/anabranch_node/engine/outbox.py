@@ -1,4 +1,5 @@
-"""Messages of one turn, gathered per peer. Before us: groups hand over what may leave. After us: one frame per peer and lane, for all groups together.
+"""Messages of one turn, gathered per peer. Before us: groups hand over what may leave. After us: one frame per peer and lane, for all groups
+together.
 
 Two lanes: bulk carries entries and snapshot pieces in order; the other carries what must never wait behind them (heartbeats, votes, reads, acks)."""
 

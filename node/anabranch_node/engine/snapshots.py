@@ -1,8 +1,10 @@
-"""Snapshots of one group: taking its own, sending one to a follower that is too far behind, receiving one from a leader. group.py calls finish() each turn.
+"""Snapshots of one group: taking its own, sending one to a follower that is too far behind, receiving one from a leader. group.py calls finish()
+each turn.
 
-Taking: freeze the machine, then one slice per turn goes to the disk threads; appends go on meanwhile. The log is cut only when the file is durable, and
-the older file is deleted only when the mark that names the newer one is synced. Sending: one piece in flight, the follower says how much it has, so that
-a lost piece or a pause resumes there. Receiving: pieces go to a file; only a whole, verified, durable file is loaded, and machine and log switch in one turn."""
+Taking: freeze the machine, then one slice per turn goes to the disk threads; appends go on meanwhile. The log is cut only when the file is durable,
+and the older file is deleted only when the mark that names the newer one is synced. Sending: one piece in flight, the follower says how much it has,
+so that a lost piece or a pause resumes there. Receiving: pieces go to a file; only a whole, verified, durable file is loaded, and machine and log
+switch in one turn."""
 
 from __future__ import annotations
 
@@ -50,6 +52,15 @@ class SnapshotOptions:
     resends_max: int = 5
 
 
+class SnapshotSlots:
+    """How many groups of this node may write a snapshot at once: a restart storm of them would starve the log's disk."""
+
+    __slots__ = ("free",)
+
+    def __init__(self, at_once_max: int) -> None:
+        self.free = at_once_max
+
+
 class Transfer:
     """One file on its way to one follower."""
 
@@ -65,8 +76,9 @@ class Transfer:
 
 
 class Snapshots:
-    def __init__(self, group: Group, options: SnapshotOptions, cluster_id: str) -> None:
+    def __init__(self, group: Group, options: SnapshotOptions, cluster_id: str, slots: SnapshotSlots) -> None:
         self._group = group
+        self._slots = slots
         self._options = options
         self._cluster_id = cluster_id
         self._entries = 0  # applied since the last snapshot was started
@@ -92,10 +104,10 @@ class Snapshots:
         return self._wanted or self._entries >= self._options.entries_max or self._bytes >= self._options.bytes_max
 
     def wants_finish(self) -> bool:
-        return bool(self.sending) or (self._taking is None and self._due())
+        return bool(self.sending) or (self._taking is None and self._slots.free > 0 and self._due())
 
     def finish(self, out: list[Effect]) -> None:
-        if self._taking is None and self._due():
+        if self._taking is None and self._slots.free and self._due():
             self._take(out)
         raft = self._group.raft
         if raft.snapshot_chunks:
@@ -124,6 +136,7 @@ class Snapshots:
         key = SnapshotKey(group.id, raft.id, index, term)
         config = membership.encode(raft.config_at(index))
         self._taking = (key, group.machine.freeze().slices(self._options.slice_bytes))
+        self._slots.free -= 1
         out.append(SnapshotOpen(key, SnapshotHeader(self._cluster_id, group.id, index, term, config, MACHINE_VERSION).encode()))
         self._next_slice(key, out)
 
@@ -136,10 +149,16 @@ class Snapshots:
         if self._taking is not None and self._taking[0] == event.key:
             self._next_slice(event.key, out)
 
+    def stop_taking(self) -> None:
+        """Done, failed, or overtaken: its view is let go."""
+        if self._taking is not None:
+            self._taking = None
+            self._slots.free += 1
+
     def on_saved(self, event: SnapshotSaved) -> None:
         if self._taking is None or self._taking[0] != event.key:
             return
-        self._taking = None
+        self.stop_taking()
         raft = self._group.raft
         if event.key.index > raft.log.snapshot_index:
             raft.mark_snapshot(event.key.index, self._options.tail_entries)
@@ -230,7 +249,7 @@ class Snapshots:
         assert machine.applied_index == header.index == event.key.index, (machine.applied_index, header.index, event.key)
         if raft.install_snapshot(header.index, header.term, membership.decode(header.config)):
             group.machine = machine
-            self._taking = None
+            self.stop_taking()
             self._entries = self._bytes = 0
             self.obsolete_after_sync = event.key
         self._say_installed()
@@ -250,7 +269,7 @@ class Snapshots:
     def on_failed(self, event: SnapshotFailed) -> None:
         key, raft = event.key, self._group.raft
         if self._taking is not None and self._taking[0] == key:
-            self._taking = None  # the next trigger tries again; the log is not cut before one is durable
+            self.stop_taking()  # the next trigger tries again; the log is not cut before one is durable
         if key in (self._receiving, self._loading):
             self._receiving = self._loading = None
             self._answer(key, START_OVER)

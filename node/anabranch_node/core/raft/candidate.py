@@ -17,7 +17,7 @@ def timed_out(raft: Raft) -> None:
     """No leader for a whole timeout."""
     raft.quiet_ticks = 0
     raft.draw_timeout()
-    if raft.config.is_voter(raft.id):
+    if raft.may_campaign():
         pre_campaign(raft)
     else:
         # We may be a voter by an entry that did not reach us yet: do not shield a leader that is gone from those who need our vote.

@@ -1,4 +1,5 @@
-"""A replica that follows: it takes the leader's entries, acknowledges what is on its disk, and passes reads on. Before us: raft.step() checked the term."""
+"""A replica that follows: it takes the leader's entries, acknowledges what is on its disk, and passes reads on. Before us: raft.step() checked the
+term."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def step(raft: Raft, m: Message) -> None:
         raft.answer(HeartbeatAnswer(m.src, raft.id, raft.term, m.read_round))
     elif isinstance(m, SnapshotChunk):
         raft.snapshot_chunks.append(m)
-    elif raft.config.is_voter(raft.id):
+    elif raft.may_campaign():
         candidate.campaign(raft, transfer=True)
 
 

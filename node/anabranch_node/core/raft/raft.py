@@ -8,7 +8,8 @@ Before us: engine/group.py feeds events. After us: it empties our lists of effec
     read_states      (token, index): serve that read once `index` is applied; read_failures: tokens to be asked again
     snapshots_wanted, loads_wanted   followers that need a snapshot file, or entries that only the WAL still has
     snapshot_chunks, snapshot_answers  pieces of files on their way: for engine/snapshots.py
-Term rules common to all roles are in step(); each role has a file of its own. No clock, no randomness, no I/O: ticks and a seeded generator come in."""
+Term rules common to all roles are in step(); each role has a file of its own. No clock, no randomness, no I/O: ticks and a seeded generator come
+in."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -246,6 +247,12 @@ class Raft:
     def config_at(self, index: int) -> Configuration:
         """The configuration in force at `index` of our log."""
         return next(config for at, config in reversed(self.configs) if at <= index)
+
+    def may_campaign(self) -> bool:
+        """Are we a voter, by our newest configuration or by one that it has not surely replaced yet? A replica that is being removed may hold the
+        only copy of the entry that says so: without it the others, whose logs are shorter, could never win (thesis 4.2.2)."""
+        committed = self.config_at(self.log.committed)
+        return committed.is_voter(self.id) or any(config.is_voter(self.id) for index, config in self.configs if index > self.log.committed)
 
     def become_follower(self, term: int, leader_id: int) -> None:
         assert term >= self.term, (term, self.term)

@@ -1,7 +1,8 @@
-"""Linearizable reads without a log entry. A read may be served at index i once a quorum has confirmed, after the read arrived, that this leader still leads.
+"""Linearizable reads without a log entry. A read may be served at index i once a quorum has confirmed, after the read arrived, that this leader
+still leads.
 
-Leader: reads of a turn share one round; a round is a heartbeat with a number, and an answer to round n also confirms every round before it. Rounds are
-numbered within a term, and a replica leads a term in one boot only, so (term, round) is never seen twice.
+Leader: reads of a turn share one round; a round is a heartbeat with a number, and an answer to round n also confirms every round before it. Rounds
+are numbered within a term, and a replica leads a term in one boot only, so (term, round) is never seen twice.
 Follower: reads of a turn share one question to the leader; its id is fresh per try and per boot, so that a late answer never fits a newer read.
 Before the leader's first commit of its term nothing is confirmed: it does not know yet what is committed."""
 
