@@ -6,9 +6,9 @@ they do not see names that need no import: open(), print(), hash(). An allow-lis
 import ast
 from collections.abc import Iterator
 
-RAFT_STDLIB = frozenset({"__future__", "bisect", "collections", "dataclasses", "enum", "heapq", "math", "struct", "typing"})
+RAFT_STDLIB = frozenset({"__future__", "bisect", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "struct", "typing"})
 PURE_STDLIB = RAFT_STDLIB | {
-    *("abc", "array", "base64", "binascii", "contextlib", "copy", "datetime", "functools", "hashlib", "hmac", "itertools", "json", "operator", "re"),
+    *("abc", "array", "base64", "binascii", "contextlib", "copy", "datetime", "functools", "hashlib", "hmac", "json", "operator", "re"),
     *("string", "sys", "textwrap", "types", "urllib", "weakref"),
 }
 

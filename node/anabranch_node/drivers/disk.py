@@ -330,8 +330,6 @@ class WalDisk:
 
 _SNAPSHOT_SYNC_BYTES = 8 << 20
 """A large snapshot is flushed as it grows: the log's fdatasync would have to wait behind one flush of all of it."""
-# Two threads in the shared zstd context crash the process (m: segmentation fault within a second), and the pool has two.
-_compressing = threading.Lock()
 
 
 class _Partial:
@@ -446,9 +444,7 @@ class SnapshotDisk:
 
     def _append(self, effect: SnapshotAppend) -> SnapshotAppended:
         partial = self._unfinished(effect.key)
-        with _compressing:
-            piece = partial.writer.chunk(effect.chunk)
-        partial.append(piece)
+        partial.append(partial.writer.chunk(effect.chunk))
         return SnapshotAppended(effect.key)
 
     def _finish(self, effect: SnapshotFinish) -> SnapshotSaved:

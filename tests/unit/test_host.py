@@ -1,0 +1,247 @@
+"""The host by itself: one batch and one frame per turn, what waits for the disk, what a failure ends and what it does not."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from anabranch_node.core import effects as fx
+from anabranch_node.core.errors import DiskFull, Fenced, NotHosted, OutcomeUnknown, TooLarge
+from anabranch_node.core.raft import entry
+from anabranch_node.core.raft.membership import Configuration
+from anabranch_node.core.raft.messages import Append as AppendMessage
+from anabranch_node.core.raft.messages import Heartbeat, Vote, VoteAnswer
+from anabranch_node.core.raft.raft import RaftOptions
+from anabranch_node.core.stream.commands import Append, Create
+from anabranch_node.core.stream.machine import StreamMachine
+from anabranch_node.core.stream.results import Appended, Created, ReadSlice
+from anabranch_node.engine import envelope
+from anabranch_node.engine.group import GroupOptions
+from anabranch_node.engine.host import Host, HostOptions
+from anabranch_node.engine.snapshots import SnapshotOptions
+from anabranch_node.wal.options import WalOptions
+from anabranch_node.wal.wal import Wal
+from anabranch_proto import formats
+from anabranch_proto.ids import NodeIdentity
+
+ME = NodeIdentity("c1", 1, 0xA)
+OTHER = NodeIdentity("c1", 2, 0xB)
+OPTIONS = HostOptions(raft=RaftOptions(election_ticks=10, heartbeat_ticks=2), group=GroupOptions(command_bytes_max=1_000_000))
+
+
+class Node:
+    """A host and a disk that syncs when told to."""
+
+    def __init__(self, options: HostOptions = OPTIONS, me: NodeIdentity = ME) -> None:
+        self.wal = Wal(me, WalOptions(segment_bytes=4 << 20))
+        self.host = Host(me, options, StreamMachine, Random(1), 1, self.wal)
+        self.host.start([], {})
+        self.out: list[fx.Effect] = []
+
+    def turn(self, *events: fx.Event) -> list[fx.Effect]:
+        self.out = self.host.turn(1_000, events)
+        return self.out
+
+    def sync(self) -> list[fx.Effect]:
+        return self.turn(fx.Synced(self.wal.ticket)) if self.wal.ticket > self.wal.synced_ticket else []
+
+    def run(self, *events: fx.Event) -> list[fx.Effect]:
+        """A turn, and all syncs that it leads to."""
+        seen = self.turn(*events)
+        while more := self.sync():
+            seen = seen + more
+        return seen
+
+    def lead(self, group: int, replica: int) -> None:
+        self.run(fx.ReplicaCreate(group, replica, Configuration((replica,))))
+        for _ in range(30):
+            self.run(fx.Tick())
+        assert group in self.host.leads()
+
+
+def answers(effects: list[fx.Effect]) -> dict[int, Any]:
+    return {effect.token: effect.result for effect in effects if isinstance(effect, fx.Answer)}
+
+
+def kinds(effects: list[fx.Effect]) -> list[str]:
+    return [type(effect).__name__ for effect in effects]
+
+
+def frame(letters: list[tuple[int, Any]], src: NodeIdentity = OTHER, to: NodeIdentity = ME) -> fx.FrameReceived:
+    return fx.FrameReceived(src.node_id, envelope.encode(src, to.node_id, to.incarnation, letters))
+
+
+def test_one_voter_answers_only_after_its_own_sync() -> None:
+    node = Node()
+    node.lead(1, 7)
+    effects = node.turn(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 1, Append("b/s", b"hello", 0)))
+    assert kinds(effects) == ["WalWrite"], "one batch for the turn, and no answer before it is durable"
+    assert answers(node.sync()) == {1: Created(0, existed=False), 2: Appended(0, 5)}
+    assert answers(node.run(fx.Read(3, 1, "b/s", 0, 100)))[3] == ReadSlice(0, 5, b"hello", True, 2)
+
+
+def test_all_groups_of_a_turn_share_one_batch_and_one_frame() -> None:
+    node = Node()
+    for group in range(1, 41):
+        node.turn(fx.Route(1000 + group, 2, OTHER.incarnation), fx.ReplicaCreate(group, group, Configuration((group, 1000 + group))))
+    node.run()
+    beats = [(group, Heartbeat(group, 1000 + group, 1, 0, 0)) for group in range(1, 41)]
+    effects = node.turn(frame(beats))
+    assert kinds(effects) == ["WalWrite"], "forty new terms: one write; the answers wait for it"
+    assert kinds(node.sync()) == ["SendFrame"], "forty answers: one frame"
+
+
+def test_an_idle_group_costs_nothing_between_heartbeats() -> None:
+    node = Node(HostOptions(raft=RaftOptions(election_ticks=100), group=OPTIONS.group))
+    for group in range(1, 20):
+        node.turn(fx.ReplicaCreate(group, group, Configuration((group, 100 + group))))
+    node.run()
+    node.run(frame([(group, Heartbeat(group, 100 + group, 1, 0, 0)) for group in range(1, 20)]))
+    marks = [effect for _ in range(10) for effect in node.run(fx.Tick())]
+    assert kinds(marks) == ["WalWrite", "SyncMark"], "the last sync is noted, once"
+    assert [node.run(fx.Tick()) for _ in range(50)] == [[]] * 50
+
+
+def test_an_exception_in_apply_fences_that_group_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.lead(1, 7)
+    node.lead(2, 8)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 2, Create("b/t", "text/plain", 0)))
+
+    def broken(machine: StreamMachine, index: int, commands: Any) -> Any:
+        raise ZeroDivisionError("a bug in apply")
+
+    monkeypatch.setattr(StreamMachine, "apply_commands", broken)
+    effects = node.run(fx.Propose(3, 1, Append("b/s", b"x", 0)))
+    monkeypatch.undo()
+    fenced = [effect for effect in effects if isinstance(effect, fx.GroupFenced)]
+    assert [(one.group, one.replica) for one in fenced] == [(1, 7)]
+    assert "a bug in apply" in fenced[0].reason
+    later = answers(node.run(fx.Propose(4, 1, Append("b/s", b"x", 0)), fx.Propose(5, 2, Append("b/t", b"x", 0)), fx.Read(6, 1, "b/s", 0, 1)))
+    assert isinstance(later[4], Fenced) and isinstance(later[6], Fenced)
+    assert later[5] == Appended(0, 1)
+    assert node.run(frame([(1, Vote(7, 9, 50, 90, 50, False))])) == [], "a fenced replica does not vote"
+
+
+def test_an_unknown_command_version_fences_the_group_and_is_never_skipped() -> None:
+    node = Node()
+    node.run(fx.Route(9, 2, OTHER.incarnation), fx.ReplicaCreate(1, 7, Configuration((7, 9))))
+    newer = entry.encode(1, 200, b"from the future")
+    effects = node.run(frame([(1, AppendMessage(7, 9, 1, 0, 0, 1, newer))]))
+    reasons = [effect.reason for effect in effects if isinstance(effect, fx.GroupFenced)]
+    assert len(reasons) == 1 and "version 200" in reasons[0] and "upgrade" in reasons[0]
+    assert node.host.groups[1].machine.applied_index == 0
+
+
+def test_a_vote_leaves_only_after_its_sync_and_never_from_a_failed_disk() -> None:
+    node = Node()
+    node.run(fx.Route(9, 2, OTHER.incarnation), fx.ReplicaCreate(1, 7, Configuration((7, 9))))
+    assert kinds(node.turn(frame([(1, Vote(7, 9, 5, 0, 0, False))]))) == ["WalWrite"]
+    sent = node.sync()
+    assert kinds(sent) == ["SendFrame"]
+    assert isinstance(sent[0], fx.SendFrame)
+    assert envelope.decode(sent[0].data, OTHER, 1)[2] == [(1, VoteAnswer(9, 7, 5, True))]
+    assert kinds(node.turn(frame([(1, Vote(7, 9, 6, 0, 0, False))]))) == ["WalWrite"]
+    effects = node.turn(fx.DiskFailed("fdatasync: EIO"))
+    assert effects == [fx.StopNode("fdatasync: EIO")]
+
+
+def test_waiters_learn_that_the_outcome_is_unknown_when_the_disk_fails() -> None:
+    node = Node()
+    node.lead(1, 7)
+    node.turn(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
+    result = answers(node.turn(fx.DiskFailed("EIO")))[1]
+    assert isinstance(result, OutcomeUnknown) and not result.definite
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        (frame([], src=OTHER._replace(cluster_id="c2")), "belongs to cluster c2"),
+        (frame([], to=ME._replace(incarnation=0xF)), "for node 1 incarnation f"),
+        (frame([], to=ME._replace(node_id=3)), "for node 3"),
+        (fx.FrameReceived(2, frame([], src=OTHER._replace(node_id=4)).data), "says it comes from node 4"),
+        (frame([(9, Heartbeat(7, 9, 1, 0, 0))]), "group 9, which is not here"),
+        (frame([(1, Heartbeat(8, 9, 1, 0, 0))]), "is for replica 8 of group 1"),
+        (fx.FrameReceived(2, b"ABPF"), "shorter than a frame header"),
+        (fx.FrameReceived(2, b"GET / HTTP/1.1\r\n\r\n"), "not a peer frame"),
+        (fx.FrameReceived(2, b"ABPF" + (formats.PEER_FRAME.version + 1).to_bytes(2, "little") + bytes(8)), "newer than"),
+        (fx.FrameReceived(2, frame([]).data[:-1] + b"?"), "checksum"),
+    ],
+    ids=["cluster", "incarnation", "node", "sender", "group", "replica", "short", "garbage", "newer", "damaged"],
+)
+def test_a_frame_that_is_not_for_us_is_refused_by_name(event: fx.FrameReceived, named: str) -> None:
+    node = Node()
+    node.run(fx.ReplicaCreate(1, 7, Configuration((7, 9))))
+    before = node.host.groups[1].raft.term
+    effects = node.run(event)
+    assert kinds(effects) == ["PeerRefused"]
+    assert isinstance(effects[0], fx.PeerRefused)
+    assert named in effects[0].reason and "node 2" in f"node {effects[0].node}"
+    assert node.host.groups[1].raft.term == before
+
+
+def test_a_nearly_full_disk_refuses_appends_and_serves_the_rest() -> None:
+    node = Node()
+    node.lead(1, 7)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 1, Append("b/s", b"kept", 0)))
+    node.run(fx.DiskSpace(spare_segments=0, free_bytes=0))
+    result = answers(node.run(fx.Propose(3, 1, Append("b/s", b"no", 0)), fx.Read(4, 1, "b/s", 0, 100)))
+    assert isinstance(result[3], DiskFull) and result[3].definite
+    assert result[4].data == b"kept"
+    node.run(fx.DiskSpace(spare_segments=2, free_bytes=1 << 40))
+    assert answers(node.run(fx.Propose(5, 1, Append("b/s", b"yes", 0))))[5] == Appended(4, 7)
+
+
+def test_a_follower_without_reserve_takes_no_entries_but_votes() -> None:
+    node = Node()
+    node.run(fx.Route(9, 2, OTHER.incarnation), fx.ReplicaCreate(1, 7, Configuration((7, 9))), fx.DiskSpace(0, 0))
+    node.run(frame([(1, AppendMessage(7, 9, 1, 0, 0, 0, entry.encode(1, entry.NOOP, b"")))]))
+    assert node.host.groups[1].raft.log.last_index == 0
+    assert "SendFrame" in kinds(node.run(frame([(1, Vote(7, 9, 3, 0, 0, False))])))
+
+
+def test_requests_for_what_is_not_here_or_too_large() -> None:
+    node = Node()
+    node.lead(1, 7)
+    result = answers(
+        node.run(fx.Propose(1, 2, Create("b/s", "x", 0)), fx.Read(2, 2, "b/s", 0, 1), fx.Propose(3, 1, Append("b/s", bytes(1_000_001), 0)))
+    )
+    assert result == {1: NotHosted(2), 2: NotHosted(2), 3: TooLarge(1_000_000)}
+
+
+def test_destroyed_replica_keeps_its_snapshots_until_that_is_durable() -> None:
+    """Simulator seed 162: files deleted first, then a crash: the replica was back without the state that its log stands on."""
+    node = Node()
+    node.lead(1, 7)
+    assert "SnapshotsDelete" not in kinds(node.turn(fx.ReplicaDestroy(1, 7)))
+    assert fx.SnapshotsDelete(1, 7, None) in node.sync()
+    effects = node.run(fx.ReplicaCreate(1, 7, Configuration((7,))))
+    assert kinds(effects) == ["GroupFenced"], "an id that left is never used again"
+    assert 1 not in node.host.groups
+
+
+def test_only_older_snapshots_are_deleted_and_only_after_the_mark_is_synced() -> None:
+    """Simulator seed 187: the clean-up after one snapshot deleted the next one, whose mark was on its way to the disk."""
+    node = Node(HostOptions(raft=OPTIONS.raft, group=GroupOptions(command_bytes_max=1_000, snapshots=SnapshotOptions(tail_entries=0))))
+    node.lead(1, 7)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
+    taken = node.run(fx.TakeSnapshot(1))
+    key = next(effect.key for effect in taken if isinstance(effect, fx.SnapshotOpen))
+    assert kinds(node.run(fx.SnapshotAppended(key))) == ["SnapshotFinish"]
+    assert node.host.groups[1].raft.log.snapshot_index == 0, "the log is not cut before the file is durable"
+    assert kinds(node.turn(fx.SnapshotSaved(key, 100))) == ["WalWrite"]
+    assert node.host.groups[1].raft.log.first_index == key.index + 1
+    assert fx.SnapshotsDelete(1, 7, key) in node.sync()
+
+
+def test_at_most_two_groups_write_snapshots_at_once() -> None:
+    node = Node()
+    for group in (1, 2, 3):
+        node.lead(group, 10 + group)
+        node.run(fx.Propose(group, group, Create("b/s", "text/plain", 0)))
+    effects = node.run(*[fx.TakeSnapshot(group) for group in (1, 2, 3)])
+    opened = [effect.key for effect in effects if isinstance(effect, fx.SnapshotOpen)]
+    assert len(opened) == 2
+    effects = node.run(fx.SnapshotFailed(opened[0], "disk full"), fx.Tick())
+    assert [effect.key.group for effect in effects if isinstance(effect, fx.SnapshotOpen)] == [3]
