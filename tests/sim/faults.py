@@ -27,6 +27,7 @@ class Faults:
             "power loss": self._power_loss,
             "power loss of all": self._power_loss_of_all,
             "crash in a file operation": self._burn_fuse,
+            "crash after a vote": lambda node: False,  # armed by voted()
             "pause": self._pause,
             "isolate": self._isolate,
             "one-way cut": self._one_way,
@@ -114,6 +115,18 @@ class Faults:
         node.fs.crash_after_ops(self._rng.choice((1, 2, 3, 5, 10, 30)), self._rng.choice((0.0, 0.5, 1.0)))
         return True
 
+    def voted(self, node: SimNode) -> None:
+        """It is about to grant a vote: sometimes it dies just before or just after the answer left."""
+        if "crash after a vote" in self._world.swarm.faults and not self._world.chaos_over and self._rng.random() < 0.1:
+            sync_us = self._world.swarm.sync_us[1]
+            self._world.after(self._rng.randint(0, 2 * sync_us), self._die_after_vote, node, node.boots)
+
+    def _die_after_vote(self, node: SimNode, life: int) -> None:
+        if node.up and node.boots == life:
+            self.count["crash after a vote"] += 1
+            self._world.note(node.number, "FAULT crash after a vote")
+            self.crash(node, power=self._rng.random() < 0.7)
+
     def _pause(self, node: SimNode) -> bool:
         if not node.up or node.paused:
             return False
@@ -188,7 +201,13 @@ class Faults:
         if not node.up or not self._may_damage(node):
             return False
         newest = f"{node.host._wal.segments[-1]:016d}.seg"
-        rot = node.fs.rot(self._rng, lambda path: not path.endswith(newest) and "spare" not in path and not path.endswith(".tmp"))
+        known = node.known_synced
+        end = known.offset if known.segment == node.host._wal.segments[-1] else 0
+        rot = node.fs.rot(
+            self._rng,
+            lambda path: "spare" not in path and not path.endswith((".tmp", ".writing", ".incoming")),
+            lambda path: end if path.endswith(newest) else 1 << 40,
+        )
         if rot is None:
             return False
         self._damage(node, str(rot))
@@ -216,13 +235,8 @@ class Faults:
             return True
         lost = world.lost_replicas | {replica for replica, at in world.node_of.items() if at == node.number}
         for other in world.nodes.values():
-            if other.up:
-                configs = [config for held in other.host.groups.values() for _, config in held.raft.configs]
-            elif other.boots:
-                return False  # what it knows cannot be seen now
-            else:
-                configs = []
-            for config in configs:
+            # Of a node that is down: all that it may find again on its disk.
+            for config in [config for held in other.host.groups.values() for _, config in held.raft.configs]:
                 for voters in (config.voters, config.old_voters):
                     if sum(voter in lost for voter in voters) > (len(voters) - 1) // 2:
                         return False

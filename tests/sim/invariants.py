@@ -64,9 +64,9 @@ class Invariants:
         self.checks += 1
         if raft.persist:
             self._check_records(node, group, truth, seen)
-        for m in raft.send_now:
+        for m in raft.send_after_sync:
             if type(m) is VoteAnswer and m.granted:
-                self.note_vote(group.id, raft.id, m.term, m.to)
+                self._world.faults.voted(node)
         if not log.committed <= log.last_index or not raft.applied <= log.committed or group.machine.applied_index != raft.applied:
             raise self._fail(node, group, f"applied {group.machine.applied_index}/{raft.applied}, committed {log.committed}, last {log.last_index}")
         if log.committed > seen.commit:
@@ -96,7 +96,7 @@ class Invariants:
         return raft.log.term_at(index - 1)
 
     def note_vote(self, group: int, replica: int, term: int, candidate: int) -> None:
-        """A vote that is durable or on its way: from now on it binds. (One that a power loss took before its sync never did.)"""
+        """A vote that is on the disk: from now on it binds. (One that a power loss took before its sync never did.)"""
         voted = self.truths.setdefault(group, Truth()).votes.setdefault((replica, term), candidate)
         if voted != candidate:
             raise self._world.violation(f"group {group}, replica {replica}: two votes in term {term}, for {voted} and {candidate}")
@@ -125,6 +125,8 @@ class Invariants:
         """A leader commits: is it really on a majority of disks?"""
         term = group.raft.log.term_at(index)
         assert term is not None
+        if term != group.raft.term:
+            raise self._fail(node, group, f"index {index} of term {term} was committed by counting in term {group.raft.term} (Figure 8)")
         # By the newest configuration in its log; a commit that ends a joint change appends the next one in the same step.
         configs = [config for _, config in group.raft.configs[-2:]]
         holders = [replica for replica in group.raft.config.all_voters() if self._world.holds(group.id, replica, index, term)]
@@ -138,6 +140,9 @@ class Invariants:
         other = truth.leaders.setdefault(raft.term, raft.id)
         if other != raft.id:
             raise self._fail(node, group, f"election safety: replicas {other} and {raft.id} both lead term {raft.term}")
+        voters = [one for one in raft.config.all_voters() if one in self._world.lost_replicas or truth.votes.get((one, raft.term)) == raft.id]
+        if not quorum.won(raft.config.voters, raft.config.old_voters, voters):
+            raise self._fail(node, group, f"leader of term {raft.term} was elected, but only the disks of {voters} know of a vote for it")
         committed = len(truth.terms) - 1
         if log.last_index < committed or log.terms[: committed + 1 - log.first_index] != truth.terms[log.first_index : committed + 1]:
             raise self._fail(node, group, f"leader completeness: leader of term {raft.term} lacks entries that are committed (through {committed})")

@@ -295,9 +295,9 @@ class SimFs:
             self._used_bytes += len(file.cached)
         self._settle(self._top)
 
-    def rot(self, rng: random.Random, path_filter: Callable[[str], bool] | None = None) -> Rot | None:
+    def rot(self, rng: random.Random, path_filter: Callable[[str], bool] | None = None, end_of: Callable[[str], int] | None = None) -> Rot | None:
         """Flip 1..8 bits within one sector, or zero a sector, of durable bytes that were really written (not the zero-filled rest of a file).
-        None if no file matches. Reads see it at once, except where the cache holds a newer write."""
+        None if no file matches. `end_of` bounds the bytes of a file that may rot. Reads see it at once, except where the cache holds a newer write."""
         candidates = [
             (path, file) for path, file in self.files() if (path_filter is None or path_filter(path)) and file.durable != bytes(len(file.durable))
         ]
@@ -305,6 +305,10 @@ class SimFs:
             return None
         path, file = rng.choice(candidates)
         written = len(file.durable.rstrip(b"\0"))
+        if end_of is not None:
+            written = min(written, end_of(path))
+        if not written:
+            return None
         start = rng.randrange(written) // SECTOR * SECTOR
         length = min(SECTOR, written - start)
         old = bytes(file.durable[start : start + length])

@@ -114,6 +114,9 @@ class SimNode:
         self.wal_queue: deque[fx.Effect] = deque()
         self.snapshot_queue: deque[fx.Effect] = deque()
         self.disk_busy = self.snapshots_busy = False
+        self.noting: deque[tuple[int, Position]] = deque()
+        self.known_synced = Position(0, 0)
+        """The highest sync that a durable batch header tells of: rot below it is never taken for a torn write."""
         self.persisting: list[tuple[int, int, list[object]]] = []
         self.unsynced: deque[tuple[int, list[tuple[int, int, list[object]]]]] = deque()
         self.durable: dict[int, tuple[int, int, list[int]]] = {  # group -> (replica, first index, terms): what the disk is known to hold
@@ -192,6 +195,7 @@ class SimNode:
             elif isinstance(effect, _WAL_EFFECTS):
                 if isinstance(effect, fx.WalWrite):
                     ticket = effect.ticket
+                    self.noting.append((ticket, self.host._wal._noted))
                 self.wal_queue.append(effect)
             elif isinstance(effect, _SNAPSHOT_EFFECTS):
                 self.snapshot_queue.append(effect)
@@ -276,6 +280,8 @@ class SimNode:
         self.world.invariants.audit(self, group)
 
     def _note_durable(self, ticket: int) -> None:
+        while self.noting and self.noting[0][0] <= ticket:
+            self.known_synced = self.noting.popleft()[1]
         while self.unsynced and self.unsynced[0][0] <= ticket:
             for group, replica, records in self.unsynced.popleft()[1]:
                 held, first, terms = self.durable.get(group, (replica, 1, []))

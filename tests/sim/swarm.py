@@ -19,6 +19,7 @@ FAULT_CLASSES = (
     "power loss",
     "power loss of all",
     "crash in a file operation",
+    "crash after a vote",
     "pause",
     "isolate",
     "one-way cut",
