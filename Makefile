@@ -54,6 +54,10 @@ sim: $(STAMP) ## simulate a cluster under faults: SEEDS=200 FROM=0; SEED=7 repla
 sim-bugs: $(STAMP) ## plant each known bug and show that the simulator finds it: BUG=name for one
 	@$(PY) -m tests.planted.run $(if $(BUG),--bug $(BUG))
 
+.PHONY: scripts
+scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expected parts anew, to be read as a diff
+	@$(PY) -m $(if $(REWRITE),tests.scripts.rewrite,pytest -q tests/unit/test_raft_scripts.py)
+
 .PHONY: bench
 bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
 	@$(PY) -m tests.bench.run

@@ -69,12 +69,12 @@ def run(
     }
 
 
-def raw(root: str, seconds: float) -> dict[str, float]:
+def raw(root: str, seconds: float, segment_bytes: int = SEGMENT_BYTES) -> dict[str, float]:
     """4 KiB and one fdatasync, again and again, into a zero-filled segment: the fastest that one writer without company can be."""
     path = f"{root}/raw"
     file = OsFs().create(path)
     try:
-        file.zero_fill(SEGMENT_BYTES)
+        file.zero_fill(segment_bytes)
         file.fsync()
         data = os.urandom(4096)
         took: list[float] = []
@@ -84,7 +84,7 @@ def raw(root: str, seconds: float) -> dict[str, float]:
             file.pwrite(offset, data)
             file.fdatasync()
             took.append(time.perf_counter() - start)
-            offset = (offset + 4096) % SEGMENT_BYTES
+            offset = (offset + 4096) % segment_bytes
     finally:
         file.close()
         os.unlink(path)
@@ -179,7 +179,7 @@ class _Writers:
 
 def _percentiles(took: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(took, n=100)
-    return {"p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1)}
+    return {"p10_us": round(cuts[9] * 1e6, 1), "p50_us": round(cuts[49] * 1e6, 1), "p99_us": round(cuts[98] * 1e6, 1)}
 
 
 def main() -> None:

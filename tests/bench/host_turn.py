@@ -230,7 +230,8 @@ class Stages:
     def shares(self) -> dict[str, float]:
         """Stage -> its share of the whole, the largest first."""
         own_s = {
-            stage: max(0.0, own_s - self._calls[stage] * self._inside_s - self._calls_below[stage] * self._outside_s) for stage, own_s in self._own_s.items()
+            stage: max(0.0, own_s - self._calls[stage] * self._inside_s - self._calls_below[stage] * self._outside_s)
+            for stage, own_s in self._own_s.items()
         }
         whole_s = sum(own_s.values())
         return {stage: own_s[stage] / whole_s for stage in sorted(own_s, key=lambda stage: -own_s[stage])}

@@ -41,7 +41,8 @@ def _measure(batch: int, flushes: int) -> dict[str, float]:
         cpu_s += time.process_time() - started
         for raft in rafts:
             # Checked and let go at once, as a state machine would: kept, they would cost the kernel's time for new pages.
-            assert [(at, entry.payload_of(data)) for at, data in raft.committed] == list(enumerate(proposed, index)), "each once, in order, on every replica"
+            applied = [(at, entry.payload_of(data)) for at, data in raft.committed]
+            assert applied == list(enumerate(proposed, index)), f"replica {raft.id}: not each proposal once and in order"
             raft.committed.clear()
     gc.unfreeze()
     return {"batch": batch, "proposals": len(payloads), "proposals_per_s": len(payloads) / cpu_s, "cpu_us_per_proposal": cpu_s / len(payloads) * 1e6}

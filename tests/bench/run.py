@@ -1,8 +1,8 @@
 """`make bench`: what the Raft core, the WAL and the host cost on this machine, as tables or with --json for scripts.
 
-Each benchmark checks its own results and fails if one is wrong; no figure makes it fail. CPU time is reported wherever it can be, because machines are
-shared; each benchmark runs three times, and best and median are shown. The yardstick is a fixed piece of plain Python, measured beside every round: if
-it differs between two runs, so did the machine, and by about that factor. docs/performance.md keeps what was seen."""
+Each benchmark checks its own results and fails if one is wrong; no figure makes it fail. CPU time is reported wherever it can be, because machines
+are shared; each benchmark runs three times, and best and median are shown. The yardstick is a fixed piece of plain Python, measured beside every
+round: if it differs between two runs, so did the machine, and by about that factor. docs/performance.md keeps what was seen."""
 
 import argparse
 import datetime
@@ -57,7 +57,11 @@ def main() -> None:
         for _ in range(ROUNDS):
             yards.append(yardstick())
             rounds.append(measure(SCALE_QUICK if options.quick else 1.0, options.dir))
+        if name == "wal_group_commit":
+            wal_group_commit.drop_disturbed(rounds)
         result[name] = summary(rounds)
+        if name == "wal_group_commit":
+            result["wal_aim"] = wal_aim(result[name])
         if name == "host_turn":
             result["host_turn_shares"] = host_turn.shares(SCALE_QUICK if options.quick else 1.0)
         if not options.json:
@@ -75,8 +79,7 @@ def main() -> None:
 
 
 def machine(directory: str) -> dict[str, str]:
-    model = platform.processor() or platform.machine()
-    memory_mount = ""
+    model, disk = platform.processor() or platform.machine(), "unknown"
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
@@ -84,7 +87,9 @@ def machine(directory: str) -> dict[str, str]:
             here = os.path.realpath(directory)
             mounts = [fields for fields in map(str.split, file) if f"{here}/".startswith(f"{fields[1].rstrip('/')}/")]
             device, point, kind = max(mounts, key=lambda fields: len(fields[1]))[:3]
-            memory_mount = f"{kind} on {device} at {point}" + (", IN MEMORY: syncs cost nothing there; use --dir" if kind in ("tmpfs", "ramfs") else "")
+            disk = f"{kind} on {device} at {point}"
+            if kind in ("tmpfs", "ramfs"):
+                disk += ", IN MEMORY: syncs cost nothing there; use --dir"
     except (OSError, StopIteration, ValueError):
         pass
     return {
@@ -93,7 +98,7 @@ def machine(directory: str) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "event_loop": wal_group_commit.LOOP,
-        "disk": memory_mount or "unknown",
+        "disk": disk,
         "load": f"{os.getloadavg()[0]:.1f} at the start",
     }
 
@@ -124,7 +129,12 @@ def summary(rounds: list[list[Row]]) -> list[Row]:
         for name, value in same[0].items():
             values = [each[name] for each in same]
             best = max if name.endswith(("_per_s", "_per_sync")) or name.startswith("ratio") else min
-            row[name] = value if name in _KEYS else {"best": best(values), "median": statistics.median(values)}
+            if name in _KEYS:
+                row[name] = value
+            elif usable := [each for each in values if each is not None]:
+                row[name] = {"best": best(usable), "median": statistics.median(usable), "rounds": len(usable)}
+            else:
+                row[name] = None  # disturbed in every round
         rows.append(row)
     return rows
 
@@ -153,17 +163,23 @@ def _show_wal(result: Row) -> None:
             ("raw syncs/s", _figure("raw_syncs_per_s")),
             ("raw p50 us", _figure("raw_p50_us")),
             ("x raw rate", _figure("ratio_to_raw", 1)),
-            ("x 1/raw p50", _figure("ratio_to_raw_p50", 1)),
         ],
         rows,
     )
+    print(f"aim for 64 writers: {wal_aim(rows)}")
+    print(f"  (at least {RATIO_AIM}x the raw rate where a raw sync takes {RAW_SYNC_SLOW_US} us or more, elsewhere at most {CPU_AIM_US} us of CPU)")
+
+
+def wal_aim(rows: list[Row]) -> str:
+    """Met, missed, or not to be judged from this run. A disturbed ratio proves nothing, however good it looks."""
     row = next(row for row in rows if row["writers"] == 64)
-    sync_us, ratio, cpu_us = row["raw_p50_us"]["median"], row["ratio_to_raw"]["median"], row["cpu_us_per_append"]["median"]
-    met = ratio >= RATIO_AIM if sync_us >= RAW_SYNC_SLOW_US else cpu_us <= CPU_AIM_US
-    print(
-        f"aim for 64 writers: {RATIO_AIM}x the raw rate where a raw sync takes {RAW_SYNC_SLOW_US} us or more, elsewhere {CPU_AIM_US} us of CPU per append: "
-        f"{'met' if met else 'MISSED'} (raw sync {sync_us:.0f} us, {ratio:.1f}x, {cpu_us:.1f} us; medians)"
-    )
+    sync_us, ratio, cpu_us = min(each["raw_p10_us"]["best"] for each in rows), row["ratio_to_raw"], row["cpu_us_per_append"]["median"]
+    if sync_us < RAW_SYNC_SLOW_US:
+        return f"{'met' if cpu_us <= CPU_AIM_US else 'MISSED'}: a raw sync takes {sync_us:.0f} us, an append {cpu_us:.1f} us of CPU (median)"
+    if ratio is None:
+        return f"NOT JUDGED: a raw sync takes {sync_us:.0f} us when undisturbed, but other work disturbed every round; CPU {cpu_us:.1f} us per append"
+    met = "met" if ratio["median"] >= RATIO_AIM else "MISSED"
+    return f"{met}: {ratio['median']:.1f}x, median of {ratio['rounds']} undisturbed rounds; raw sync {sync_us:.0f} us, CPU {cpu_us:.1f} us per append"
 
 
 def _show_idle_groups(result: Row) -> None:
@@ -197,10 +213,15 @@ def _show_host_turn(result: Row) -> None:
     loads = list(zip(rows, result["host_turn_shares"], strict=True))
     stages = list(loads[0][1]["shares"])
 
-    def cell(row: Row, shares: Row) -> Callable[[Row], str]:
-        return lambda stage: f"{shares['shares'].get(stage['stage'], 0.0) * row['cpu_us_per_append']['best']:.2f} {shares['shares'].get(stage['stage'], 0.0):4.0%}"
+    def cell(row: Row, shares: dict[str, float]) -> Callable[[Row], str]:
+        def text(line: Row) -> str:
+            share = shares.get(line["stage"], 0.0)
+            return f"{share * row['cpu_us_per_append']['best']:.2f} {share:4.0%}"
 
-    _table("", [("stage", _key("stage")), *[(row["load"], cell(row, shares)) for row, shares in loads]], [{"stage": stage} for stage in stages])
+        return text
+
+    columns = [(row["load"], cell(row, instrumented["shares"])) for row, instrumented in loads]
+    _table("", [("stage", _key("stage")), *columns], [{"stage": stage} for stage in stages])
 
 
 def _key(name: str) -> Callable[[Row], str]:
@@ -208,7 +229,7 @@ def _key(name: str) -> Callable[[Row], str]:
 
 
 def _figure(name: str, digits: int = 0) -> Callable[[Row], str]:
-    return lambda row: f"{row[name]['best']:,.{digits}f} / {row[name]['median']:,.{digits}f}"
+    return lambda row: f"{row[name]['best']:,.{digits}f} / {row[name]['median']:,.{digits}f}" if row[name] else "disturbed"
 
 
 def _table(title: str, columns: Table, rows: list[Row]) -> None:
@@ -216,8 +237,8 @@ def _table(title: str, columns: Table, rows: list[Row]) -> None:
     widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     if title:
         print(title)
-    for line in cells:
-        print("  " + "  ".join(text.ljust(width) if column == 0 else text.rjust(width) for column, (text, width) in enumerate(zip(line, widths, strict=True))))
+    for first, *rest in cells:
+        print("  ".join(["", first.ljust(widths[0]), *[text.rjust(width) for text, width in zip(rest, widths[1:], strict=True)]]))
 
 
 _BENCHMARKS: dict[str, tuple[Callable[[float, str], list[Row]], Callable[[Row], None]]] = {

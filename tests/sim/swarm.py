@@ -115,7 +115,7 @@ def draw(seed: int) -> Swarm:
         think_us=rng.choice((60_000, 100_000, 150_000)),
         timeout_us=rng.choice((1, 3)) * SECOND,
         producer_share=rng.choice((0.0, 0.3, 0.6, 1.0)),
-        read_share=rng.choice((0.1, 0.3)),
+        read_share=rng.choice((0.1, 0.3, 0.6)),
         body_bytes=rng.choice((30, 100, 600)),
         chaos_us=rng.randint(24, 34) * SECOND,
         fault_gap_us=rng.choice((SECOND // 4, SECOND // 2, SECOND * 3 // 4)),

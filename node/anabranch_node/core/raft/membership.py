@@ -9,6 +9,8 @@ from typing import NamedTuple
 from anabranch_node.core.raft.errors import ChangeRefused
 
 _COUNTS = struct.Struct("<BBB")
+MEMBERS_MAX = 31
+"""Far above any replication factor; a configuration is sent, logged and counted often."""
 
 
 class Configuration(NamedTuple):
@@ -53,8 +55,10 @@ def enter(current: Configuration, voters: tuple[int, ...], learners: tuple[int, 
         raise ChangeRefused("a group without voters can never decide anything again")
     if len(set(voters)) != len(voters) or len(set(learners)) != len(learners) or set(voters) & set(learners):
         raise ChangeRefused(f"a replica is named twice: voters {voters}, learners {learners}")
-    if 0 in voters or 0 in learners:
-        raise ChangeRefused("replica id 0 means nobody")
+    if not all(0 < replica < 1 << 64 for replica in voters + learners):
+        raise ChangeRefused("replica ids are positive and fit 64 bits; 0 means nobody")
+    if len(voters) + len(learners) > MEMBERS_MAX:
+        raise ChangeRefused(f"{len(voters) + len(learners)} members, at most {MEMBERS_MAX}")
     target = Configuration(tuple(sorted(voters)), (), tuple(sorted(learners)))
     if target == current:
         raise ChangeRefused("that is the configuration already")

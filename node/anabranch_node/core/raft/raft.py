@@ -132,6 +132,8 @@ class Raft:
         elif isinstance(m, Vote):
             self._on_vote(m)
         elif self.role is Role.LEADER:
+            if kind in FROM_LEADER:
+                raise InvariantBroken(f"replicas {self.id} and {m.src} both lead term {self.term}")
             leader.step(self, m)
         elif isinstance(m, ReadIndexAsk):
             self.answer(ReadIndexAnswer(m.src, self.id, self.term, m.request, NOT_LEADING))
@@ -190,6 +192,7 @@ class Raft:
         """A durable snapshot of our state machine at `index` exists: cut the log, but keep tail_entries below it for slow followers."""
         if index <= self.log.snapshot_index:
             return
+        assert index <= self.applied, (index, self.applied)
         self.log.mark_snapshot(index, max(self.log.first_index, index - tail_entries + 1))
         self.configs = [(index, self.config_at(index)), *[pair for pair in self.configs if pair[0] > index]]
         self._persist_mark()
