@@ -238,7 +238,7 @@ class Faults:
             # Of a node that is down: all that it may find again on its disk.
             for config in [config for held in other.host.groups.values() for _, config in held.raft.configs]:
                 for voters in (config.voters, config.old_voters):
-                    if sum(voter in lost for voter in voters) > (len(voters) - 1) // 2:
+                    if voters and sum(voter in lost for voter in voters) > (len(voters) - 1) // 2:
                         return False
         return True
 
