@@ -57,16 +57,20 @@ def run(directory: str, scale: float) -> list[dict[str, float]]:
 
 
 def drop_disturbed(rounds: list[list[dict[str, Any]]]) -> None:
-    """Take the ratio out of every row whose two sides were not measured on the same, free machine.
+    """Take the ratios out of every row whose two sides were not measured on the same, free machine.
 
-    A runnable neighbour makes a sync of 0.2 ms wait for a scheduler's slice of 4 ms; whichever side that hits, the ratio is then the scheduler's.
-    So a ratio counts only if the raw sync before it was within twice the fastest seen in all rounds, the syncs of the run were not slowed like that
-    either, and it does not claim more than the appends that shared a sync."""
+    A runnable neighbour makes a sync of 0.2 ms wait for a scheduler's slice of 4 ms; whichever side that hits, the ratio is then the scheduler's. The
+    ratio of medians stands if neither median was slowed: the raw one by the fastest raw sync of all rounds, the other by its own fastest tenth. The ratio
+    of rates, which a few stalls on the raw side flatter, stands only if the mean of neither side is far from its median, too."""
     floor_us = min(row["raw_p10_us"] for rows in rounds for row in rows)
     for rows in rounds:
         for row in rows:
             slowed = row["raw_p50_us"] > 2 * floor_us or row["p50_us"] > 2 * row["p10_us"]
-            if slowed or row["ratio_to_raw"] > 1.1 * row["appends_per_sync"]:
+            raw_mean_us = 1e6 / row["raw_syncs_per_s"]
+            mean_us = 1e6 * row["appends_per_sync"] / row["appends_per_s"]
+            if slowed:
+                row["ratio_of_medians"] = None
+            if slowed or raw_mean_us > 1.5 * row["raw_p50_us"] or mean_us > 1.5 * row["p50_us"]:
                 row["ratio_to_raw"] = None
 
 
@@ -103,6 +107,7 @@ def _measure(root: str, writers: int, seconds: float, raw: dict[str, float]) -> 
         "raw_p10_us": raw["p10_us"],
         "raw_p50_us": raw["p50_us"],
         "ratio_to_raw": appends / elapsed_s / raw["syncs_per_s"],
+        "ratio_of_medians": appends / len(load.took) * raw["p50_us"] / latencies_us[len(latencies_us) // 2],
     }
 
 

@@ -17,9 +17,10 @@ from anabranch_node.drivers.disk import SnapshotDisk, WalDisk, WalDiskOptions
 from anabranch_node.engine.group import Group
 from anabranch_node.engine.host import Host
 from anabranch_node.wal.batch import Position
-from anabranch_node.wal.recovery import NodeDamaged, recover
+from anabranch_node.wal.recovery import recover
 from anabranch_node.wal.segment import encode_sync_mark
 from anabranch_node.wal.wal import Wal
+from anabranch_proto.formats import FormatError
 from anabranch_proto.ids import NodeIdentity
 from tests.sim.chance import between
 from tests.sim.sim_disk import SimCrash, SimFs
@@ -94,7 +95,7 @@ class SimNode:
             self.die(power=self.rng.random() < 0.5)
             self.world.at(self.world.now_us + 500_000, self.start)
             return
-        except NodeDamaged as error:
+        except FormatError as error:  # rot in a magic makes a foreign file of ours: refused by name, and the operator gives the node a new disk
             self.world.note(self.number, f"joins as a new incarnation: {error}")
             if not self.damaged:
                 raise self.world.violation(f"node {self.number} found damage that nobody did: {error}") from error
