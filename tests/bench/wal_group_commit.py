@@ -59,9 +59,9 @@ def run(directory: str, scale: float) -> list[dict[str, float]]:
 def drop_disturbed(rounds: list[list[dict[str, Any]]]) -> None:
     """Take the ratios out of every row whose two sides were not measured on the same, free machine.
 
-    A runnable neighbour makes a sync of 0.2 ms wait for a scheduler's slice of 4 ms; whichever side that hits, the ratio is then the scheduler's. The
-    ratio of medians stands if neither median was slowed: the raw one by the fastest raw sync of all rounds, the other by its own fastest tenth. The ratio
-    of rates, which a few stalls on the raw side flatter, stands only if the mean of neither side is far from its median, too."""
+    A runnable neighbour makes a sync of 0.2 ms wait for a scheduler's slice of 4 ms; whichever side that hits, the ratio is then the scheduler's.
+    The ratio of medians stands if neither median was slowed: the raw one by the fastest raw sync of all rounds, the other by its own fastest tenth.
+    The ratio of rates, which a few stalls on the raw side flatter, stands only if the mean of neither side is far from its median, too."""
     floor_us = min(row["raw_p10_us"] for rows in rounds for row in rows)
     for rows in rounds:
         for row in rows:

@@ -53,7 +53,7 @@ class Operator:
         arrivals = [self._incoming(group, number) for number in place if number not in keepers]
         learners = [replica for replica in arrivals if replica is not None]
         voters = list(config.voters)
-        ready = next((replica for replica in learners if replica in config.learners and leader.progress[replica].match >= leader.log.committed), None)
+        ready = next((replica for replica in learners if self._may_vote(replica, config, leader)), None)
         if ready is not None:
             # One change: the one that comes for the one that goes, so that there are never fewer voters on the way.
             learners.remove(ready)
@@ -67,6 +67,12 @@ class Operator:
             self.changes += 1
             world.note(0, f"group {group}: {config} -> {wanted}")
             world.nodes[world.node_of[leader.id]].push(fx.ChangeMembers(world.token(None), group, wanted.voters, wanted.learners))
+
+    def _may_vote(self, replica: int, config: Configuration, leader: Raft) -> bool:
+        """Caught up; and not on a damaged disk, which would use up what the group can still lose (after the chaos all damage has been looked at)."""
+        if replica not in config.learners or leader.progress[replica].match < leader.log.committed:
+            return False
+        return replica not in self._world.lost_replicas or self._world.chaos_over or self._world.swarm.quorum_loss
 
     def _is_gone(self, group: int, replica: int) -> bool:
         """Fenced, or not there although its node is up."""

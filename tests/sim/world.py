@@ -215,6 +215,8 @@ class World:
         route = fx.Route(replica, node.number, node.identity.incarnation)
         self.routes[replica] = route
         self.node_of[replica] = node.number
+        if node.damaged:
+            self.lost_replicas.add(replica)  # who knows what else is rotten there
         for other in self.nodes.values():
             if other.up:
                 other.push(route)

@@ -7,11 +7,12 @@ import pytest
 
 from anabranch_node.core import effects as fx
 from anabranch_node.core.errors import DiskFull, Fenced, NotHosted, OutcomeUnknown, TooLarge
-from anabranch_node.core.raft import entry
+from anabranch_node.core.raft import entry, membership
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.messages import Append as AppendMessage
 from anabranch_node.core.raft.messages import Heartbeat, Vote, VoteAnswer
 from anabranch_node.core.raft.raft import RaftOptions
+from anabranch_node.core.raft.records import HardState, SnapshotMark
 from anabranch_node.core.stream.commands import Append, Create
 from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.core.stream.results import Appended, Created, ReadSlice
@@ -20,6 +21,7 @@ from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.snapshots import SnapshotOptions
 from anabranch_node.wal.options import WalOptions
+from anabranch_node.wal.recovery import RecoveredReplica
 from anabranch_node.wal.wal import Wal
 from anabranch_proto import formats
 from anabranch_proto.ids import NodeIdentity
@@ -245,3 +247,17 @@ def test_at_most_two_groups_write_snapshots_at_once() -> None:
     assert len(opened) == 2
     effects = node.run(fx.SnapshotFailed(opened[0], "disk full"), fx.Tick())
     assert [effect.key.group for effect in effects if isinstance(effect, fx.SnapshotOpen)] == [3]
+
+
+def test_a_snapshot_that_cannot_be_read_at_start_fences_without_touching_the_log() -> None:
+    """It may be a passing error, or a file of a newer version: the next start must find everything as it was."""
+    node = Node()
+    node.lead(1, 7)
+    raft = node.host.groups[1].raft
+    mark = SnapshotMark(1, raft.term, membership.encode(Configuration((7,))), 2, raft.term)
+    found = RecoveredReplica(1, 7, HardState(raft.term, 7, 1), mark, [], "")
+    again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+    for state in ("Too many open files", []):
+        effects = again.start([found], {(1, 7): state})
+        assert kinds(effects) == ["SegmentCreate", "GroupFenced"], "an alarm, and nothing written about the replica"
+        again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))

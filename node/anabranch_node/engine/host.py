@@ -125,7 +125,8 @@ class Host:
                 empty = SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
                 self._add(found.group, found.replica, HardState(found.hard.term, found.hard.vote, 0), empty, [], self._kind())
             if reason:
-                self._fence(self.groups[found.group], reason, durable=not found.fenced)
+                # Not written down: the file may only have failed to open, or be newer than we are. If it is damaged, the next start finds that, too.
+                self._fence(self.groups[found.group], reason, durable=False)
         return self._end_turn()
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
