@@ -34,7 +34,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "leader counts its own unsynced log",
         "one voter commits before its disk has anything",
-        ((RAFT + "leader", "return raft.log.stable", "return raft.log.last_index"),),
+        ((RAFT + "leader", "return [raft.log.stable if voter", "return [raft.log.last_index if voter"),),
         short=True,
     ),
     Bug(
@@ -88,7 +88,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "ReadIndex without a quorum",
         "a deposed leader serves old data as new",
-        ((RAFT + "leader", "return progress.read_round if progress else 0", "return raft.reads.round"),),
+        ((RAFT + "leader", "else raft.progress[voter].read_round for voter in voters]", "else raft.reads.round for voter in voters]"),),
     ),
     Bug(
         "ReadIndex before the first commit of the term",
@@ -101,11 +101,8 @@ BUGS: tuple[Bug, ...] = (
         (
             (
                 RAFT + "leader",
-                "    return progress.match if progress else 0\n\n\ndef _leave_office",
-                (
-                    "    return max(progress.match if progress else 0, *[raft.progress[one].match for one in raft.config.learners], 0)"
-                    "\n\n\ndef _leave_office"
-                ),
+                "else raft.progress[voter].match for voter in voters]",
+                "else max(raft.progress[one].match for one in (voter, *raft.config.learners)) for voter in voters]",
             ),
         ),
     ),

@@ -24,7 +24,7 @@ def is_quorum(voters: tuple[int, ...], old_voters: tuple[int, ...], some: frozen
 
 @given(VOTERS, OLD_VOTERS, st.dictionaries(IDS, st.integers(0, 9)))
 def test_a_value_is_reached_when_a_quorum_has_it(voters: tuple[int, ...], old_voters: tuple[int, ...], values: dict[int, int]) -> None:
-    found = quorum.reached_jointly(voters, old_voters, lambda replica: values.get(replica, 0))
+    found = quorum.reached([values.get(voter, 0) for voter in voters], [values.get(voter, 0) for voter in old_voters])
     best = max(v for v in range(10) if is_quorum(voters, old_voters, frozenset(r for r in range(1, 7) if values.get(r, 0) >= v)))
     assert found == best
 

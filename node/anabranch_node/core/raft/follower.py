@@ -9,16 +9,17 @@ from anabranch_node.core.raft import candidate
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.raft.errors import InvariantBroken
 from anabranch_node.core.raft.messages import (
+    FROM_LEADER,
     NOT_LEADING,
     Append,
     AppendAnswer,
+    Committed,
     Heartbeat,
     HeartbeatAnswer,
     Message,
     ReadIndexAnswer,
     ReadIndexAsk,
     SnapshotChunk,
-    TimeoutNow,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def step(raft: Raft, m: Message) -> None:
         else:
             raft.read_states.extend((token, m.index) for token in tokens)
         return
-    if not isinstance(m, (Append, Heartbeat, SnapshotChunk, TimeoutNow)):
+    if not isinstance(m, FROM_LEADER):
         return  # late answers to an election or leadership that is over
     if raft.leader != m.src:
         if raft.leader:
@@ -45,6 +46,8 @@ def step(raft: Raft, m: Message) -> None:
     elif isinstance(m, Heartbeat):
         raft.log.commit_to(m.commit)
         raft.answer(HeartbeatAnswer(m.src, raft.id, raft.term, m.read_round))
+    elif isinstance(m, Committed):
+        raft.log.commit_to(m.commit)
     elif isinstance(m, SnapshotChunk):
         raft.snapshot_chunks.append(m)
     elif raft.may_campaign():

@@ -12,6 +12,7 @@ from anabranch_node.core.raft.errors import ChangeRefused, InvariantBroken, Lead
 from anabranch_node.core.raft.messages import (
     Append,
     AppendAnswer,
+    Committed,
     Heartbeat,
     HeartbeatAnswer,
     Message,
@@ -138,7 +139,8 @@ def _on_append_answer(raft: Raft, m: AppendAnswer, progress: Progress) -> None:
         progress.become_probe()  # it installed a snapshot that our log was cut past meanwhile: the flush offers the newer one
     if not news:
         return
-    advance_commit(raft)
+    if m.index > raft.log.committed:
+        advance_commit(raft)
     if raft.transfer_to == m.src and progress.match == raft.log.last_index:
         raft.send_now.append(TimeoutNow(m.src, raft.id, raft.term))
 
@@ -146,7 +148,7 @@ def _on_append_answer(raft: Raft, m: AppendAnswer, progress: Progress) -> None:
 def advance_commit(raft: Raft) -> None:
     """Count what is durable. Only an entry of our own term is committed by counting; it takes everything before it along."""
     log, config = raft.log, raft.config
-    index = quorum.reached_jointly(config.voters, config.old_voters, lambda replica: _durable(raft, replica))
+    index = quorum.reached(_durable(raft, config.voters), _durable(raft, config.old_voters))
     if index <= log.committed or log.term_at(index) != raft.term:
         return
     for position in range(log.committed + 1 - log.first_index, index + 1 - log.first_index):
@@ -160,11 +162,9 @@ def advance_commit(raft: Raft) -> None:
             _leave_office(raft)
 
 
-def _durable(raft: Raft, replica: int) -> int:
-    if replica == raft.id:
-        return raft.log.stable
-    progress = raft.progress.get(replica)
-    return progress.match if progress else 0
+def _durable(raft: Raft, voters: tuple[int, ...]) -> list[int]:
+    """How far each voter's disk has our log."""
+    return [raft.log.stable if voter == raft.id else raft.progress[voter].match for voter in voters]
 
 
 def _leave_office(raft: Raft) -> None:
@@ -205,8 +205,10 @@ def _replicate(raft: Raft, replica: int, progress: Progress) -> None:
     if progress.loading:
         return
     if progress.state is State.REPLICATE:
-        if progress.sent_commit < min(log.committed, progress.match):
-            _send(raft, replica, progress, [])
+        commit = min(log.committed, progress.match)
+        if progress.sent_commit < commit:
+            progress.sent_commit = commit
+            raft.send_now.append(Committed(replica, raft.id, raft.term, commit))
     elif progress.state is State.PROBE and not progress.probe_sent and progress.match < log.last_index:
         _send(raft, replica, progress, [])  # nothing new for a new member in a quiet group, but what it has is not known yet
 
@@ -270,7 +272,7 @@ def _confirm_reads(raft: Raft) -> None:
     reads, config = raft.reads, raft.config
     if not reads.rounds:
         return
-    round_number = quorum.reached_jointly(config.voters, config.old_voters, lambda replica: _answered_round(raft, replica))
+    round_number = quorum.reached(_answered_rounds(raft, config.voters), _answered_rounds(raft, config.old_voters))
     for read, index in reads.confirmed(round_number):
         if isinstance(read, Local):
             raft.read_states.append((read.token, index))
@@ -278,11 +280,8 @@ def _confirm_reads(raft: Raft) -> None:
             raft.send_now.append(ReadIndexAnswer(read.replica, raft.id, raft.term, read.request, index))
 
 
-def _answered_round(raft: Raft, replica: int) -> int:
-    if replica == raft.id:
-        return raft.reads.round
-    progress = raft.progress.get(replica)
-    return progress.read_round if progress else 0
+def _answered_rounds(raft: Raft, voters: tuple[int, ...]) -> list[int]:
+    return [raft.reads.round if voter == raft.id else raft.progress[voter].read_round for voter in voters]
 
 
 # --- transfer --------------------------------------------------------------------------------------------------------------------

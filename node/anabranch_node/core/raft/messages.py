@@ -46,7 +46,7 @@ class Append(NamedTuple):
     prev_index: int
     prev_term: int
     commit: int
-    block: bytes  # entries laid end to end (entry.py); empty: only the commit index moves
+    block: bytes  # entries laid end to end (entry.py); empty: a question whether the logs meet here
 
 
 class AppendAnswer(NamedTuple):
@@ -72,6 +72,15 @@ class HeartbeatAnswer(NamedTuple):
     src: int
     term: int
     read_round: int
+
+
+class Committed(NamedTuple):
+    """The commit index moved. Never above what this follower acknowledged, so it overtakes nothing; needs no answer."""
+
+    to: int
+    src: int
+    term: int
+    commit: int
 
 
 class TimeoutNow(NamedTuple):
@@ -138,6 +147,7 @@ Message = (
     | ReadIndexAnswer
     | SnapshotChunk
     | SnapshotAnswer
+    | Committed
 )
 
 KINDS: dict[int, type[Message]] = {
@@ -154,7 +164,8 @@ KINDS: dict[int, type[Message]] = {
     11: ReadIndexAnswer,
     12: SnapshotChunk,
     13: SnapshotAnswer,
+    14: Committed,
 }
 
-FROM_LEADER = (Append, Heartbeat, SnapshotChunk, TimeoutNow)
+FROM_LEADER = (Append, Heartbeat, Committed, SnapshotChunk, TimeoutNow)
 """Only the leader of a term sends these, so their sender is that term's leader."""

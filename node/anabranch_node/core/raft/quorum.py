@@ -1,24 +1,20 @@
 """Majority arithmetic, for one voter set and for two at once (joint consensus). Pure counting; nobody here knows roles or logs."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 
 def majority(voters: Collection[int]) -> int:
     return len(voters) // 2 + 1
 
 
-def reached(voters: tuple[int, ...], value_of: Callable[[int], int]) -> int:
-    """The highest value that a majority of `voters` has reached."""
-    if len(voters) == 1:
-        return value_of(voters[0])
-    values = sorted([value_of(voter) for voter in voters], reverse=True)
-    return values[len(voters) // 2]
-
-
-def reached_jointly(voters: tuple[int, ...], old_voters: tuple[int, ...], value_of: Callable[[int], int]) -> int:
-    """The highest value that a majority of each set has reached. `old_voters` is empty outside a joint change."""
-    value = reached(voters, value_of)
-    return min(value, reached(old_voters, value_of)) if old_voters else value
+def reached(values: list[int], old_values: list[int]) -> int:
+    """The highest value that a majority of the voters has reached, given each one's; in a joint change a majority of the old voters, too."""
+    values.sort()
+    value = values[(len(values) - 1) // 2]
+    if old_values:
+        old_values.sort()
+        value = min(value, old_values[(len(old_values) - 1) // 2])
+    return value
 
 
 def won(voters: tuple[int, ...], old_voters: tuple[int, ...], agreed: Collection[int]) -> bool:

@@ -271,13 +271,16 @@ class Raft:
         self.uncommitted_bytes = 0
         if leader_id or self.role is not Role.FOLLOWER:
             self.heard()  # a higher term alone must not: a hopeless candidate would keep the others from running
+            self.draw_timeout()
         self.role = Role.FOLLOWER
 
     def heard(self) -> None:
-        """From our leader, or we voted: the election timer starts over."""
-        self.leader_lost = False
+        """From our leader, or we voted: the election timer starts over. Its length is drawn anew only with the term or the role: this runs for
+        every message."""
         self.quiet_ticks = 0
-        self.draw_timeout()
+        if self.leader_lost:
+            self.leader_lost = False
+            self.draw_timeout()
 
     def draw_timeout(self) -> None:
         self.timeout_ticks = self.rng.randrange(self.options.election_ticks, 2 * self.options.election_ticks)
