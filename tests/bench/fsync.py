@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from anabranch_node.core.effects import DiskFailed, SegmentCreate, SegmentDelete, Synced, WalWrite
-from anabranch_node.drivers.disk import DiskThread, WalDisk, WalDiskOptions, WalEffect, WalEvent
+from anabranch_node.drivers.disk_threads import DiskThread
 from anabranch_node.drivers.fs import OsFs
+from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions, WalEffect, WalEvent
 from anabranch_proto.checksum import crc32c
 
 SEGMENT_BYTES = 64 << 20

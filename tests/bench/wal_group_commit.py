@@ -18,8 +18,9 @@ from anabranch_node.core.effects import DiskFailed, Synced
 from anabranch_node.core.raft import entry, membership
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.records import EntriesAppended, HardState, SnapshotMark
-from anabranch_node.drivers.disk import DiskThread, WalDisk, WalDiskOptions, WalEvent, WalFiles
+from anabranch_node.drivers.disk_threads import DiskThread
 from anabranch_node.drivers.fs import OsFs
+from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions, WalEvent, WalFiles
 from anabranch_node.wal.batch import Position
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.recovery import recover

@@ -235,7 +235,7 @@ BUGS: tuple[Bug, ...] = (
         "a power loss takes the name of the segment, and everything in it",
         (
             (
-                "anabranch_node.drivers.disk",
+                "anabranch_node.drivers.wal_disk",
                 "        self._fs.rename(source, path)\n        self._fs.fsync_dir(self._folder)\n        self._unlinked = False",
                 "        self._fs.rename(source, path)\n        self._unlinked = False",
             ),
@@ -246,7 +246,7 @@ BUGS: tuple[Bug, ...] = (
         "after a power loss the log stands on a file of holes",
         (
             (
-                "anabranch_node.drivers.disk",
+                "anabranch_node.drivers.snapshot_disk",
                 "        partial.file.fsync()\n        self._fs.rename(partial.path",
                 "        self._fs.rename(partial.path",
             ),
@@ -257,7 +257,7 @@ BUGS: tuple[Bug, ...] = (
         "a power loss takes the name of the file that the log was cut for",
         (
             (
-                "anabranch_node.drivers.disk",
+                "anabranch_node.drivers.snapshot_disk",
                 '        self._fs.fsync_dir(f"{self._folder}/{key.group}")\n        if key.group not in',
                 "        if key.group not in",
             ),
@@ -266,14 +266,14 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "fsync error ignored",
         "the kernel dropped the bytes and says so once only",
-        (("anabranch_node.drivers.disk", 'return self._fail("fdatasync", error)', "pass"),),
+        (("anabranch_node.drivers.wal_disk", 'return self._fail("fdatasync", error)', "pass"),),
     ),
     Bug(
         "page cache trusted at start",
         "what a killed process left unsynced is voted on, then lost with the power",
         (
             (
-                "anabranch_node.drivers.disk",
+                "anabranch_node.drivers.wal_disk",
                 "            file.fdatasync()\n            if newest:",
                 "            if newest:",
             ),

@@ -1,4 +1,4 @@
-"""A file system in memory with a page cache, for the simulator: what drivers/disk.py does to it can be cut off anywhere.
+"""A file system in memory with a page cache, for the simulator: what drivers/wal_disk.py does to it can be cut off anywhere.
 
 Per file: the bytes on the platter, the bytes that reads see, and the ordered writes between the two. Per folder: the names on the platter, the
 names that lookups see, and the ordered changes between the two. kill() ends the process: the cache survives. power_loss(rng) does not.
@@ -297,7 +297,8 @@ class SimFs:
 
     def rot(self, rng: random.Random, path_filter: Callable[[str], bool] | None = None, end_of: Callable[[str], int] | None = None) -> Rot | None:
         """Flip 1..8 bits within one sector, or zero a sector, of durable bytes that were really written (not the zero-filled rest of a file).
-        None if no file matches. `end_of` bounds the bytes of a file that may rot. Reads see it at once, except where the cache holds a newer write."""
+        None if no file matches. `end_of` bounds the bytes of a file that may rot. Reads see it at once, except where the cache holds a newer
+        write."""
         candidates = [
             (path, file) for path, file in self.files() if (path_filter is None or path_filter(path)) and file.durable != bytes(len(file.durable))
         ]

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.records import EntriesAppended, HardState, LogTruncated, SnapshotMark
 from anabranch_node.core.stream.machine import StreamMachine
-from anabranch_node.drivers.disk import SnapshotDisk, WalDisk, WalDiskOptions
+from anabranch_node.drivers.snapshot_disk import SnapshotDisk
+from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions
 from anabranch_node.engine.group import Group
 from anabranch_node.engine.host import Host
 from anabranch_node.wal.batch import Position

@@ -113,7 +113,7 @@ def draw(seed: int) -> Swarm:
         sync_us=(rng.choice((50, 300)), rng.choice((500, 2_000, 20_000))),
         clients=clients,
         think_us=rng.choice((60_000, 100_000, 150_000)),
-        timeout_us=rng.choice((1, 3)) * SECOND,
+        timeout_us=rng.choice((SECOND // 5, SECOND, 3 * SECOND)),
         producer_share=rng.choice((0.0, 0.3, 0.6, 1.0)),
         read_share=rng.choice((0.1, 0.3, 0.6)),
         body_bytes=rng.choice((30, 100, 600)),

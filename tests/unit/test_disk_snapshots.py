@@ -24,7 +24,7 @@ from anabranch_node.core.effects import (
     SnapshotsDelete,
     SnapshotVerified,
 )
-from anabranch_node.drivers.disk import SnapshotDisk, SnapshotEffect
+from anabranch_node.drivers.snapshot_disk import SnapshotDisk, SnapshotEffect
 from anabranch_node.wal.snapshot_file import CHUNK_RAW_BYTES_MAX, SnapshotHeader, SnapshotWriter
 from tests.sim.sim_disk import SimCrash, SimFs
 

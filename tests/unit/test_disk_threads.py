@@ -29,18 +29,10 @@ from anabranch_node.core.effects import (
     WalRead,
     WalWrite,
 )
-from anabranch_node.drivers.disk import (
-    DiskThread,
-    SnapshotDisk,
-    SnapshotEffect,
-    SnapshotEvent,
-    SnapshotPool,
-    WalDisk,
-    WalDiskOptions,
-    WalEffect,
-    WalEvent,
-)
+from anabranch_node.drivers.disk_threads import DiskThread, SnapshotPool
 from anabranch_node.drivers.fs import OsFs
+from anabranch_node.drivers.snapshot_disk import SnapshotDisk, SnapshotEffect, SnapshotEvent
+from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions, WalEffect, WalEvent
 from anabranch_node.wal.snapshot_file import SnapshotHeader
 from anabranch_proto.compress import compress
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch_node.core.effects import DiskFailed, DiskSpace, SegmentCreate, SegmentDelete, Synced, SyncMark, WalBytes, WalRead, WalWrite
-from anabranch_node.drivers.disk import WalDisk, WalDiskOptions, WalFiles
+from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions, WalFiles
 from tests.sim.sim_disk import SimCrash, SimFs
 
 SEGMENT = 4096

@@ -1,8 +1,9 @@
 """The few verbs our files need, and the real file system behind them. tests/sim/sim_disk.py is the other one.
 
-Before us: disk.py and data_dir.py, which own the order of these calls. Not here: any decision, and any retry. EINTR is retried by Python itself
-(PEP 475); short reads and writes are continued here; every OSError names its file."""
+Before us: wal_disk.py, snapshot_disk.py and data_dir.py, which own the order of these calls. Not here: any decision, and any retry. EINTR is retried
+by Python itself (PEP 475); short reads and writes are continued here; every OSError names its file."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -164,3 +165,9 @@ def _naming(path: str) -> Iterator[None]:
     except OSError as error:
         error.filename = path
         raise
+
+
+def os_reason(what: str, error: OSError) -> str:
+    """For messages: what was tried, on which file, and the error by its name."""
+    name = errno.errorcode.get(error.errno or 0, "no errno")
+    return f"{what}: {error.filename}: {name}: {error.strerror}"

@@ -4,8 +4,8 @@
     chunk    raw length u32 | stored length u32 | crc32c u32 of both lengths and the data | data (zstd)
     trailer  chunks u32 | raw bytes u64 | crc32c u32 of all bytes before the trailer | crc32c u32 of these three | "NSBA"
 
-Before us: engine/ cuts a frozen view of a group's machine into chunks. After us: drivers/disk.py, which writes these bytes in the right order,
-and sends them to a follower as they are. Not here: files, and what the chunks mean (core/stream/snapshot.py)."""
+Before us: engine/ cuts a frozen view of a group's machine into chunks. After us: drivers/snapshot_disk.py, which writes these bytes in the right
+order, and sends them to a follower as they are. Not here: files, and what the chunks mean (core/stream/snapshot.py)."""
 
 import struct
 from collections.abc import Callable, Iterator

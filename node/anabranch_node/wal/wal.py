@@ -1,6 +1,6 @@
 """The shared log of all Raft groups of one node: many groups, one batch, one sync. Pure: it makes bytes and effects, and performs none.
 
-Before us: each group's Raft says what must be durable (core/raft/records.py). After us: drivers/disk.py performs the effects in order
+Before us: each group's Raft says what must be durable (core/raft/records.py). After us: drivers/wal_disk.py performs the effects in order
 and reports Synced(ticket). One turn is `stage` for every dirty group, then one `seal`. The picture of what lies where (replica.py)
 changes in `seal`, in the order of the records. Not here: recovery.py, which reads all this back, and compaction.py, which says what to copy.
 

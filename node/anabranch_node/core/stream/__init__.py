@@ -1,0 +1,1 @@
+"""The state machine of a group of streams: pure and deterministic. Start reading at machine.py."""
