@@ -53,7 +53,7 @@ class Cluster:
         self.hosts = [Host(me, _OPTIONS, StreamMachine, Random(me.node_id), 1, Wal(me, WalOptions())) for me in identities]
         self.inboxes: list[list[fx.Event]] = [[] for _ in identities]
         for number, host in enumerate(self.hosts):
-            self._perform(number, host.start([], {}))
+            self._perform(number, host.start([], {}, {}))
             for group in range(groups):
                 replicas = tuple(group * HOSTS + me.node_id for me in identities)
                 self.inboxes[number].append(fx.ReplicaCreate(group, replicas[number], Configuration(voters=replicas)))

@@ -99,7 +99,7 @@ class Client:
         node = self.leader.get(group)
         if node not in hosts or command is None or rng.random() < 0.1:
             node = rng.choice(hosts)
-        token = world.token(self)
+        token = world.token()
         self.waiting[token] = op
         event: fx.Event = (
             fx.Propose(token, group, command) if command is not None else fx.Read(token, group, op.stream, op.start, rng.choice((1, 200, 1 << 20)))
@@ -110,7 +110,7 @@ class Client:
     def _arrive(self, node_number: int, event: fx.Event) -> None:
         node = self.world.nodes[node_number]
         if node.up:
-            node.push(event)
+            self.world.ask(node, event, self)
         else:
             self.heard(event.token, NotLeading(0))  # connection refused: it never got there
 

@@ -187,7 +187,6 @@ class Faults:
     def _fsync_error(self, node: SimNode) -> bool:
         if not node.up:
             return False
-        node.may_stop = True
         node.fs.fsync_errors = 1
         return True
 
@@ -245,7 +244,7 @@ class Faults:
     def _disk_full(self, node: SimNode) -> bool:
         if not node.up or node.full:
             return False
-        node.full = node.may_stop = True
+        node.full = True
         node.fs.capacity_bytes = node.fs.used_bytes + self._rng.choice((0, 10_000, 100_000))
         self._world.after(self._rng.choice((SECOND, 4 * SECOND)), self._free_disk, node)
         return True
@@ -267,7 +266,7 @@ class Faults:
         if leader is None:
             return False
         target = self._rng.choice(leader.config.voters)
-        world.nodes[world.node_of[leader.id]].push(fx.TransferLeadership(world.token(None), group, target))
+        world.ask(world.nodes[world.node_of[leader.id]], fx.TransferLeadership(world.token(), group, target), None)
         return True
 
     def _move(self, _: SimNode) -> bool:

@@ -66,7 +66,7 @@ class Operator:
         if wanted != config:
             self.changes += 1
             world.note(0, f"group {group}: {config} -> {wanted}")
-            world.nodes[world.node_of[leader.id]].push(fx.ChangeMembers(world.token(None), group, wanted.voters, wanted.learners))
+            world.ask(world.nodes[world.node_of[leader.id]], fx.ChangeMembers(world.token(), group, wanted.voters, wanted.learners), None)
 
     def _may_vote(self, replica: int, config: Configuration, leader: Raft) -> bool:
         """Caught up; and not on a damaged disk, which would use up what the group can still lose (after the chaos all damage has been looked at)."""

@@ -76,7 +76,7 @@ class SimFile:
         room = len(self.cached) + max(0, fs.capacity_bytes - fs.used_bytes)
         if size > room:
             self.pwrite(0, bytes(room // SECTOR * SECTOR))
-            raise fs.error(errno.ENOSPC, self.path)
+            raise fs.inject(errno.ENOSPC, self.path)
         self.pwrite(0, bytes(size))
 
     def fdatasync(self) -> None:
@@ -159,12 +159,14 @@ class SimFs:
     """One node's disk. `root` exists and is durable from the start.
 
     Faults by attribute: `capacity_bytes`; `fsync_errors`, how many of the next fsyncs fail with EIO: each also loses the bytes it should have
-    written, though reads still show them, and the one after it succeeds (that is the trap); `fsync_error_filter`, which paths they hit."""
+    written, though reads still show them, and the one after it succeeds (that is the trap); `fsync_error_filter`, which paths they hit.
+    `injected` has the path of every error that this life of the process was given and nobody else's doing."""
 
     def __init__(self, root: str = "data", capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
         self.fsync_errors = 0
         self.fsync_error_filter: Callable[[str], bool] = lambda path: True
+        self.injected: list[str] = []
         self.ops = 0
         """Mutating calls so far: the clock of crash_after_ops."""
         self.syncs = 0
@@ -237,7 +239,7 @@ class SimFs:
         if done and not self._dead and self.fsync_errors and self.fsync_error_filter(path):
             # The changes stay pending: names go through the journal, which does not forget them as the cache forgets bytes.
             self.fsync_errors -= 1
-            raise self.error(errno.EIO, path)
+            raise self.inject(errno.EIO, path)
         if done:
             folder.durable = dict(folder.names)
             folder.pending.clear()
@@ -373,11 +375,15 @@ class SimFs:
     def error(self, code: int, path: str) -> OSError:
         return OSError(code, os.strerror(code), path)
 
+    def inject(self, code: int, path: str) -> OSError:
+        self.injected.append(path)
+        return self.error(code, path)
+
     def grow(self, file: SimFile, size: int) -> None:
         more = size - len(file.cached)
         if file.links:
             if more > self.capacity_bytes - self._used_bytes:
-                raise self.error(errno.ENOSPC, file.path)
+                raise self.inject(errno.ENOSPC, file.path)
             self._used_bytes += more
         file.cached.extend(bytes(more))
 
@@ -385,7 +391,7 @@ class SimFs:
         if self.fsync_error_filter(file.path):
             self.fsync_errors -= 1
             file.pending.clear()
-            raise self.error(errno.EIO, file.path)
+            raise self.inject(errno.EIO, file.path)
 
     def blow(self, file: SimFile) -> float:
         """The fuse has burnt down in a call on this file: how much of the call still happens."""
@@ -415,6 +421,7 @@ class SimFs:
         self.fuse = _NEVER
         self._dead = False
         self.fsync_errors = 0
+        self.injected.clear()
 
     def _dir(self, path: str) -> SimDir:
         folder = self._top

@@ -53,7 +53,6 @@ class SimNode:
         self.paused = False
         self.full = False
         self.damaged = ""  # what was done to this disk, "" if nothing: then no group may ever be fenced here
-        self.may_stop = False  # a fault was injected that ends the process
         self.disk_busy = False
         self.stall_until_us = 0
         self.fresh_disk()
@@ -83,15 +82,14 @@ class SimNode:
             files = self.wal_disk.open()
             recovered = recover(self.identity, files.segments, files.sync_mark or None, swarm.wal)
             self.snapshot_disk = SnapshotDisk(self.fs, "data", CLUSTER_ID)
-            self.snapshot_disk.scan()
-            snapshots: dict[tuple[int, int], list[bytes] | str] = {}
+            snapshot_files = self.snapshot_disk.scan()
+            snapshots: dict[tuple[int, int], fx.SnapshotLoaded | fx.SnapshotFailed] = {}
             for found in recovered.groups.values():
                 if found.snapshot.index and not found.fenced:
                     key = fx.SnapshotKey(found.group, found.replica, found.snapshot.index, found.snapshot.term)
                     loaded = self.snapshot_disk.perform([fx.SnapshotLoad(key)])[0]
-                    snapshots[found.group, found.replica] = (
-                        loaded.chunks if isinstance(loaded, fx.SnapshotLoaded) else str(getattr(loaded, "reason", ""))
-                    )
+                    assert isinstance(loaded, fx.SnapshotLoaded | fx.SnapshotFailed), loaded
+                    snapshots[found.group, found.replica] = loaded
         except SimCrash:
             self.die(power=self.rng.random() < 0.5)
             self.world.at(self.world.now_us + 500_000, self.start)
@@ -103,8 +101,9 @@ class SimNode:
             self.world.lose_disk(self)
             return
         except OSError as error:
-            if not self.may_stop:
+            if not self.may_stop(str(error)):
                 raise
+            self.fs.injected.clear()
             self.world.note(self.number, f"cannot start: {error}")
             self.world.at(self.world.now_us + 500_000, self.start)
             return
@@ -132,7 +131,7 @@ class SimNode:
         for route in self.world.routes.values():
             self.inbox.append(route)
         self.world.note(self.number, f"starts, boot {self.boots}, with replicas {sorted(recovered.groups)}")
-        self.perform(self.host.start(recovered.groups.values(), snapshots))
+        self.perform(self.host.start(recovered.groups.values(), snapshots, snapshot_files))
         life = self.boots
         self.world.after(self.rng.randint(1, swarm.tick_us), self._tick, life)
         self.world.after(50_000, self._refill, life)
@@ -147,6 +146,10 @@ class SimNode:
             self.fs.power_loss(self.rng)
         else:
             self.fs.kill()
+
+    def may_stop(self, reason: str) -> bool:
+        """Only for an error that we gave to this very process, and that it names."""
+        return any(path in reason for path in self.fs.injected)
 
     def pause(self) -> None:
         self.paused = True
@@ -193,7 +196,7 @@ class SimNode:
             if isinstance(effect, fx.SendFrame):
                 self.world.net.send(self.number, effect.node, effect.data)
             elif isinstance(effect, fx.Answer):
-                self.world.answer(effect.token, effect.result)
+                self.world.answer(self, effect.token, effect.result)
             elif isinstance(effect, _WAL_EFFECTS):
                 if isinstance(effect, fx.WalWrite):
                     ticket = effect.ticket

@@ -93,7 +93,9 @@ def draw(seed: int) -> Swarm:
         piece_bytes=rng.choice((64, 500, 16 << 10)),
         resend_ticks=rng.randint(3, 20),
     )
-    group = GroupOptions(command_bytes_max=2_000, entry_bytes_max=rng.choice((100, 1_000, 1 << 20)), snapshots=snapshots)
+    group = GroupOptions(
+        command_bytes_max=2_000, entry_bytes_max=min(rng.choice((100, 1_000, 1 << 20)), segment_bytes // 2 - 1024), snapshots=snapshots
+    )
     chosen = tuple(name for name in FAULT_CLASSES if rng.random() < 0.55)
     clients = rng.randint(3, 8)
     return Swarm(

@@ -7,9 +7,10 @@ wrong is a Violation that names the seed. No clock, no hash order, no threads: t
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.membership import Configuration
@@ -18,6 +19,7 @@ from anabranch_node.core.stream.results import ReadSlice
 from tests.checkers import stream_checker
 from tests.checkers.history import History
 from tests.sim.chance import between
+from tests.sim import resources
 from tests.sim.clients import Client
 from tests.sim.faults import Faults
 from tests.sim.invariants import Invariants
@@ -28,10 +30,19 @@ from tests.sim.swarm import SECOND, Swarm
 
 CONVERGE_US = 120 * SECOND
 _DIGEST_MASK = (1 << 61) - 1
+_NAMES_A_FILE = re.compile(r"\d{16}\.seg|\.snap\b|^snapshot at \d+: ")
+_IS_A_BUG = re.compile(r"(?!Damaged|ForeignFormat|NewerFormat|FormatError)[A-Z]\w*: ")  # the name of an exception: not what a disk can do
 
 
 class Violation(BaseException):
     """A promise is broken. Not an Exception, so that no handler of the code under test can swallow it."""
+
+
+class _Asked(NamedTuple):
+    client: Client | None  # None: nobody listens
+    node: SimNode
+    life: int
+    request: Any
 
 
 class World:
@@ -53,7 +64,7 @@ class World:
         self._time = 0
         self._payloads = 0
         self._tokens = 0
-        self._clients_by_token: dict[int, Client] = {}
+        self._asked: dict[int, _Asked] = {}  # by token: what was not answered yet
         self.routes: dict[int, fx.Route] = {}  # by replica
         self.node_of: dict[int, int] = {}  # replica -> node
         self.lost_replicas: set[int] = set()  # on a disk that was lost or damaged
@@ -142,7 +153,7 @@ class World:
                 if held is None or held.replica != replica or held.fenced or held.raft.applied != leader.log.last_index:
                     state = held and (held.replica, held.fenced, held.raft.applied)
                     return f"group {group} replica {replica} is not caught up: {state}, the leader is at {leader.log.last_index}"
-        return ""
+        return self._unanswered() or next((busy for node in self.nodes.values() if (busy := resources.why_busy(node))), "")
 
     def _judge(self) -> None:
         finals: dict[str, bytes | None] = {}
@@ -173,27 +184,41 @@ class World:
         self._payloads += 1
         return f"{self._payloads:08d}".encode() + bytes(max(0, size - 8))
 
-    def token(self, client: Client | None) -> int:
+    def token(self) -> int:
         self._tokens += 1
-        if client is not None:
-            self._clients_by_token[self._tokens] = client
         return self._tokens
 
-    def answer(self, token: int, result: Any) -> None:
-        client = self._clients_by_token.pop(token, None)
-        if client is not None:
-            self.after(between(self.rng, self.swarm.net_delay_us), client.heard, token, result)
+    def ask(self, node: SimNode, request: fx.Propose | fx.Read | fx.ChangeMembers | fx.TransferLeadership, client: Client | None) -> None:
+        """The request is at the node: from now on it owes exactly one answer, as long as it lives."""
+        self._asked[request.token] = _Asked(client, node, node.boots, request)
+        node.push(request)
+
+    def answer(self, node: SimNode, token: int, result: Any) -> None:
+        asked = self._asked.pop(token, None)
+        if asked is None or asked.node is not node or asked.life != node.boots:
+            raise self.violation(f"node {node.number} answers token {token}, which it was not asked or has answered before: {result}")
+        if asked.client is not None:
+            self.after(between(self.rng, self.swarm.net_delay_us), asked.client.heard, token, result)
+
+    def _unanswered(self) -> str:
+        for token, asked in list(self._asked.items()):
+            if asked.node.up and asked.node.boots == asked.life:
+                return f"node {asked.node.number} never answered {asked.request}"
+            del self._asked[token]  # it died with the process
+        return ""
 
     def fenced(self, node: SimNode, effect: fx.GroupFenced) -> None:
         self.note(node.number, f"group {effect.group} is fenced: {effect.reason}")
         self.fences += 1
         if not node.damaged:
             raise self.violation(f"node {node.number} fenced group {effect.group} on an undamaged disk: {effect.reason}")
+        if not _NAMES_A_FILE.search(effect.reason) or _IS_A_BUG.match(effect.reason):
+            raise self.violation(f"node {node.number} fenced group {effect.group} for something else than its disk ({node.damaged}): {effect.reason}")
         self.lost_replicas.add(effect.replica)
 
     def stopped(self, node: SimNode, effect: fx.StopNode) -> None:
         self.note(node.number, f"stops: {effect.reason}")
-        if not node.may_stop:
+        if not node.may_stop(effect.reason):
             raise self.violation(f"node {node.number} stopped without a reason: {effect.reason}")
         self.crashed(node)
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from anabranch_node.core import effects as fx
-from anabranch_node.core.errors import DiskFull, Fenced, NotHosted, OutcomeUnknown, TooLarge
+from anabranch_node.core.errors import DiskFull, Fenced, NotHosted, OutcomeUnknown, ReadUnavailable, Refused, TooLarge
 from anabranch_node.core.raft import entry, membership
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.messages import Append as AppendMessage
-from anabranch_node.core.raft.messages import Heartbeat, Vote, VoteAnswer
+from anabranch_node.core.raft.messages import AppendAnswer, Heartbeat, ReadIndexAnswer, ReadIndexAsk, Vote, VoteAnswer
 from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.core.raft.records import HardState, SnapshotMark
-from anabranch_node.core.stream.commands import Append, Create
+from anabranch_node.core.stream.commands import Append, Create, Producer
 from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.core.stream.results import Appended, Created, ReadSlice
 from anabranch_node.engine import envelope
@@ -37,7 +37,7 @@ class Node:
     def __init__(self, options: HostOptions = OPTIONS, me: NodeIdentity = ME) -> None:
         self.wal = Wal(me, WalOptions(segment_bytes=4 << 20))
         self.host = Host(me, options, StreamMachine, Random(1), 1, self.wal)
-        self.host.start([], {})
+        self.host.start([], {}, {})
         self.out: list[fx.Effect] = []
 
     def turn(self, *events: fx.Event) -> list[fx.Effect]:
@@ -257,7 +257,118 @@ def test_a_snapshot_that_cannot_be_read_at_start_fences_without_touching_the_log
     mark = SnapshotMark(1, raft.term, membership.encode(Configuration((7,))), 2, raft.term)
     found = RecoveredReplica(1, 7, HardState(raft.term, 7, 1), mark, [], "")
     again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
-    for state in ("Too many open files", []):
-        effects = again.start([found], {(1, 7): state})
+    key = fx.SnapshotKey(1, 7, 1, raft.term)
+    for loaded in ({(1, 7): fx.SnapshotFailed(key, "Too many open files")}, {}):
+        effects = again.start([found], loaded, {(1, 7): [key]})
         assert kinds(effects) == ["SegmentCreate", "GroupFenced"], "an alarm, and nothing written about the replica"
         again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [Append("b/\ud800", b"x", 0), Append("b/s", b"x", 0, Producer("p", 1 << 70, 0)), Append("b/s", object(), 0)],  # type: ignore[arg-type]
+    ids=["surrogate", "huge epoch", "not bytes"],
+)
+def test_a_request_that_cannot_be_spelt_is_refused_alone(command: Append) -> None:
+    node = Node()
+    node.lead(1, 7)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
+    result = answers(node.run(fx.Propose(2, 1, command), fx.Propose(3, 1, Append("b/s", b"good", 0)), fx.Read(4, 1, "b/s", -1, 1)))
+    assert isinstance(result[2], Refused) and result[2].definite
+    assert result[3] == Appended(0, 4)
+    assert 4 in result
+    assert not node.host.groups[1].fenced
+
+
+def test_a_change_that_makes_no_sense_is_refused_and_harms_nobody() -> None:
+    node = Node()
+    node.lead(1, 7)
+    for token, voters in enumerate([(), (7, 7), (0,), (-1,), (1 << 64,), tuple(range(1, 300))]):
+        assert isinstance(answers(node.run(fx.ChangeMembers(token, 1, voters, ())))[token], Refused)
+    assert isinstance(answers(node.run(fx.TransferLeadership(99, 1, 5)))[99], Refused)
+
+
+def test_everyone_is_answered_when_a_group_is_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node()
+    node.lead(1, 7)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
+
+    def broken(machine: StreamMachine, index: int, commands: Any) -> Any:
+        raise ZeroDivisionError("a bug in apply")
+
+    node.turn(fx.Propose(2, 1, Append("b/s", b"x", 0)), fx.Propose(3, 1, Append("b/s", b"y", 0)))
+    monkeypatch.setattr(StreamMachine, "apply_commands", broken)
+    result = answers(node.run(fx.Propose(4, 1, Append("b/s", b"z", 0)), fx.Read(5, 1, "b/s", 0, 1)))
+    assert sorted(result) == [2, 3, 4, 5]
+    assert all(isinstance(result[token], OutcomeUnknown) for token in (2, 3))
+
+
+def grown(applied: int) -> Node:
+    """A leader whose old entries left memory, with a follower that needs them."""
+    options = HostOptions(
+        raft=RaftOptions(election_ticks=10, heartbeat_ticks=2, log_memory_bytes_max=0),
+        group=GroupOptions(command_bytes_max=1_000, snapshots=SnapshotOptions(tail_entries=0)),
+    )
+    node = Node(options)
+    node.lead(1, 7)
+    node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
+    for number in range(applied):
+        node.run(fx.Propose(10 + number, 1, Append("b/s", b"%d" % number, 0)))
+    node.run(fx.Route(9, 2, OTHER.incarnation))
+    return node
+
+
+def reads_of(effects: list[fx.Effect]) -> list[fx.WalRead]:
+    return [effect for effect in effects if isinstance(effect, fx.WalRead)]
+
+
+def test_an_unreadable_place_in_the_log_is_tried_once_a_tick_and_then_replaced_by_a_snapshot() -> None:
+    node = grown(5)
+    node.run(fx.ChangeMembers(2, 1, (7,), (9,)))
+    effects = node.run(frame([(1, AppendAnswer(7, 9, node.host.groups[1].raft.term, False, node.host.groups[1].raft.log.last_index, 0, 0))]))
+    wanted = reads_of(effects)
+    assert len(wanted) == 1
+    seen: list[str] = []
+    for _ in range(node.host.options.read_tries_max):
+        failed = node.run(fx.WalBytes(wanted[-1].request, b"", "EIO"))
+        assert reads_of(failed) == [], "not in the same turn: that would be a loop"
+        ticked = node.run(fx.Tick())
+        wanted += reads_of(ticked)
+        seen += kinds(failed + ticked)
+    assert seen.count("SnapshotOpen") == 1, "what is applied is in the machine: a snapshot makes the entries unnecessary"
+    assert not node.host.groups[1].fenced
+
+
+def test_a_confirmed_read_is_not_kept_for_ever_by_a_replica_that_lost_its_leader() -> None:
+    node = Node()
+    node.run(fx.Route(9, 2, OTHER.incarnation), fx.ReplicaCreate(1, 7, Configuration((7, 8, 9))))
+    node.run(frame([(1, Heartbeat(7, 9, 1, 0, 0))]))
+    asked = node.run(fx.Read(1, 1, "b/s", 0, 1))
+    ask = envelope.decode(next(effect.data for effect in asked if isinstance(effect, fx.SendFrame)), OTHER, 1)[2][0][1]
+    assert isinstance(ask, ReadIndexAsk)
+    assert answers(node.run(frame([(1, ReadIndexAnswer(7, 9, 1, ask.request, 50))]))) == {}, "index 50 is not applied here yet"
+    result: dict[int, Any] = {}
+    for _ in range(30):
+        result.update(answers(node.run(fx.Tick())))
+    assert isinstance(result[1], ReadUnavailable)
+
+
+def test_a_snapshot_that_is_being_sent_is_not_deleted_by_a_newer_one() -> None:
+    node = grown(3)
+    key = next(effect.key for effect in node.run(fx.TakeSnapshot(1)) if isinstance(effect, fx.SnapshotOpen))
+    node.run(fx.SnapshotAppended(key))
+    node.run(fx.SnapshotSaved(key, 100))
+    node.run(fx.ChangeMembers(2, 1, (7,), (9,)))
+    raft = node.host.groups[1].raft
+    effects = node.run(frame([(1, AppendAnswer(7, 9, raft.term, False, raft.log.last_index, 0, 0))]))
+    assert [effect.key for effect in effects if isinstance(effect, fx.SnapshotRead)] == [key]
+    node.run(fx.Propose(3, 1, Append("b/s", b"more", 0)))
+    newer = next(effect.key for effect in node.run(fx.TakeSnapshot(1)) if isinstance(effect, fx.SnapshotOpen))
+    node.run(fx.SnapshotAppended(newer))
+    deleted = [effect for effect in node.run(fx.SnapshotSaved(newer, 100)) if isinstance(effect, fx.SnapshotsDelete)]
+    assert all(effect.keep is not None and effect.keep <= key for effect in deleted)
+
+
+def test_files_of_replicas_that_are_gone_are_deleted_at_start() -> None:
+    host = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+    assert fx.SnapshotsDelete(3, 5, None) in host.start([], {}, {(3, 5): [fx.SnapshotKey(3, 5, 9, 1)]})

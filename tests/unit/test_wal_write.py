@@ -327,3 +327,21 @@ def test_options_are_checked() -> None:
 def test_the_first_segment_of_a_new_node_is_number_one() -> None:
     (effect,) = Wal(IDENTITY, OPTIONS).open()
     assert isinstance(effect, SegmentCreate) and effect.segment == 1 and len(effect.data) % SECTOR == 0
+
+
+def test_a_replica_that_cannot_cut_its_log_does_not_pin_the_log_of_all_others() -> None:
+    """A fenced group, or one without a quorum, holds more than half of the oldest segment for ever: it is copied once the log is twice too long."""
+    options = WalOptions(segment_bytes=8192, segments_live_max=2, copy_forward_bytes_max=1000)
+    bench = Bench(options)
+    bench.create(1, 1)
+    bench.create(2, 2)
+    for index in range(1, 8):
+        bench.append(1, 1, index, b"stuck" * 140)
+        bench.write()
+    for index in range(1, 120):
+        bench.append(2, 2, index, b"x" * 700)
+        if index > 2:
+            bench.wal.stage(2, 2, SnapshotMark(index - 1, 1, b"", index, 1))
+        bench.write()
+        bench.maintain()
+    assert len(bench.wal.segments) <= 2 * options.segments_live_max + 2

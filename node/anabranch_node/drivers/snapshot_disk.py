@@ -27,7 +27,6 @@ from anabranch_node.core.effects import (
 )
 from anabranch_node.drivers.fs import File, Fs, os_reason
 from anabranch_node.wal.snapshot_file import Expected, SnapshotHeader, SnapshotReader, SnapshotWriter, check_place
-from anabranch_proto.formats import FormatError
 
 SnapshotEffect = SnapshotOpen | SnapshotAppend | SnapshotFinish | SnapshotRead | SnapshotReceive | SnapshotLoad | SnapshotsDelete
 SnapshotEvent = SnapshotAppended | SnapshotSaved | SnapshotBytes | SnapshotReceived | SnapshotVerified | SnapshotLoaded | SnapshotFailed | DiskFailed
@@ -102,8 +101,8 @@ class SnapshotDisk:
                 continue
             try:
                 event = self._one(effect)
-            except (OSError, FormatError, ValueError) as error:
-                reason = os_reason(type(effect).__name__, error) if isinstance(error, OSError) else str(error)
+            except Exception as error:  # whatever it is: nothing depends on this file yet, so nobody but this snapshot fails
+                reason = os_reason(type(effect).__name__, error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
                 event = SnapshotFailed(effect.key, reason)
                 self._give_up(effect)
             if event is not None:
@@ -171,7 +170,7 @@ class SnapshotDisk:
         key = effect.key
         if effect.size == self._sizes.get(key):
             return SnapshotVerified(key)  # a duplicate of what is already complete
-        for other in [other for other in self._incoming if other[:2] == key[:2]]:
+        for other in [other for other in list(self._incoming) if other[:2] == key[:2]]:
             if other != key or self._incoming[other].expected_size != effect.size:
                 self._drop(self._incoming, other)  # one at a time per replica: the leader now sends another file
         partial = self._incoming.get(key)
@@ -221,7 +220,7 @@ class SnapshotDisk:
         """Not made durable at once: a file that comes back after a power loss is old, not wrong, and is deleted again.
         For the same reason an error here is left to the next time."""
         for table in (self._writing, self._incoming):
-            for key in [key for key in table if key[:2] == (effect.group, effect.replica) and (effect.keep is None or key < effect.keep)]:
+            for key in [key for key in list(table) if key[:2] == (effect.group, effect.replica) and (effect.keep is None or key < effect.keep)]:
                 self._drop(table, key)
         folder = f"{self._folder}/{effect.group}"
         with contextlib.suppress(OSError):

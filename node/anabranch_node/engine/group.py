@@ -7,26 +7,35 @@ skipped."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from anabranch_node.core.effects import Answer, Effect, Read
-from anabranch_node.core.errors import NotLeading, Overloaded, ReadUnavailable, TooLarge
+from anabranch_node.core.errors import NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused, TooLarge
 from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.raft.errors import LeaderMoving, NotLeader, UncommittedFull
 from anabranch_node.core.raft.raft import Raft, Role
+from anabranch_node.core.stream.commands import commands_payload
 from anabranch_node.engine.snapshots import SnapshotOptions, Snapshots, SnapshotSlots
 from anabranch_node.engine.waiters import Waiters, pair
 
-_encode_commands = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Queued(NamedTuple):
+    """Asked for in this turn, checked and encoded, not in the log yet."""
+
+    token: int
+    command: Any
+    encoded: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
     entry_bytes_max: int = 1 << 20  # commands of one turn share an entry up to this; a larger command has one of its own
-    command_bytes_max: int = 16 << 20  # must fit half a WAL segment
+    command_bytes_max: int = 16 << 20  # encoded; must fit half a WAL segment
     queue_bytes_max: int = 16 << 20  # proposed in this turn and not yet in the log
     reads_waiting_max: int = 10_000
     snapshots: SnapshotOptions = SnapshotOptions()
@@ -45,9 +54,9 @@ class Group:
         self.fenced = ""
         self.waiters = Waiters()
         self.snapshots = Snapshots(self, options.snapshots, cluster_id, slots)
-        self._queue: list[tuple[int, Any]] = []
+        self._queue: list[_Queued] = []
         self._queue_bytes = 0
-        self._reads: dict[int, Read] = {}  # asked, not confirmed
+        self._reads: dict[int, Read] = {}  # asked and not answered yet
         self._confirmed: list[tuple[int, int]] = []  # heap of (index, token): confirmed, not applied that far
         self._last_stamp_ms = 0
 
@@ -57,20 +66,29 @@ class Group:
 
     # --- requests ----------------------------------------------------------------------------------------------------------------
 
-    def propose(self, token: int, command: Any, out: list[Effect]) -> None:
+    def propose(self, token: int, command: Any, now_ms: int, out: list[Effect]) -> None:
+        """Stamp, check and encode now, so that a request that cannot be spelt is refused by itself and harms nobody else."""
         raft = self.raft
         if raft.role is not Role.LEADER:
             out.append(Answer(token, NotLeading(raft.leader)))
-        elif len(getattr(command, "body", b"")) > self.options.command_bytes_max:
+            return
+        self._last_stamp_ms = stamp = max(self._last_stamp_ms, now_ms)
+        try:
+            stamped = msgspec.structs.replace(command, now_ms=stamp)
+            encoded = _encode(stamped)
+        except (TypeError, ValueError, OverflowError) as error:
+            out.append(Answer(token, Refused(f"the command cannot be encoded: {error}")))
+            return
+        if len(encoded) > self.options.command_bytes_max:
             out.append(Answer(token, TooLarge(self.options.command_bytes_max)))
-        elif self._queue_bytes > self.options.queue_bytes_max:
+        elif self._queue_bytes + len(encoded) > self.options.queue_bytes_max and self._queue:
             out.append(Answer(token, Overloaded("commands of this turn")))
         else:
-            self._queue.append((token, command))
-            self._queue_bytes += len(getattr(command, "body", b""))
+            self._queue.append(_Queued(token, stamped, encoded))
+            self._queue_bytes += len(encoded)
 
     def read(self, request: Read, out: list[Effect]) -> None:
-        if len(self._reads) + len(self._confirmed) >= self.options.reads_waiting_max:
+        if len(self._reads) >= self.options.reads_waiting_max:
             out.append(Answer(request.token, Overloaded("reads waiting for this group")))
             return
         self._reads[request.token] = request
@@ -90,12 +108,12 @@ class Group:
             or self.snapshots.wants_finish()
         )
 
-    def finish(self, now_ms: int, out: list[Effect]) -> None:
+    def finish(self, out: list[Effect]) -> None:
         """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after
         us."""
         raft = self.raft
         if self._queue:
-            self._propose_queued(now_ms, out)
+            self._propose_queued(out)
         raft.flush()
         if raft.committed:
             for index, entry in raft.committed:
@@ -106,25 +124,23 @@ class Group:
         self._finish_reads(out)
         self.snapshots.finish(out)
 
-    def _propose_queued(self, now_ms: int, out: list[Effect]) -> None:
+    def _propose_queued(self, out: list[Effect]) -> None:
         queue, self._queue, self._queue_bytes = self._queue, [], 0
-        self._last_stamp_ms = stamp = max(self._last_stamp_ms, now_ms)
-        tokens: list[int] = []
-        commands: list[Any] = []
+        batch: list[_Queued] = []
         size = 0
-        for token, command in queue:
-            length = len(getattr(command, "body", b"")) + 64
-            if commands and size + length > self.options.entry_bytes_max:
-                self._propose_entry(tokens, commands, out)
-                tokens, commands, size = [], [], 0
-            tokens.append(token)
-            commands.append(msgspec.structs.replace(command, now_ms=stamp))
-            size += length
-        self._propose_entry(tokens, commands, out)
+        for queued in queue:
+            if batch and size + len(queued.encoded) > self.options.entry_bytes_max:
+                self._propose_entry(batch, out)
+                batch, size = [], 0
+            batch.append(queued)
+            size += len(queued.encoded)
+        self._propose_entry(batch, out)
 
-    def _propose_entry(self, tokens: list[int], commands: list[Any], out: list[Effect]) -> None:
+    def _propose_entry(self, batch: list[_Queued], out: list[Effect]) -> None:
+        tokens = [queued.token for queued in batch]
         try:
-            index, term = self.raft.propose(entries_of.COMMANDS_V1, _encode_commands(commands))
+            payload = commands_payload([queued.encoded for queued in batch])
+            index, term = self.raft.propose(entries_of.COMMANDS_V1, payload)
         except NotLeader as refusal:
             out.extend(Answer(token, NotLeading(refusal.leader)) for token in tokens)
         except LeaderMoving as refusal:
@@ -132,13 +148,18 @@ class Group:
         except UncommittedFull:
             out.extend(Answer(token, Overloaded("uncommitted bytes of this group")) for token in tokens)
         else:
-            self.waiters.add(index, term, tokens, commands)
+            self.waiters.add(index, term, tokens, [queued.command for queued in batch])
 
     def _apply(self, index: int, entry: bytes, out: list[Effect]) -> None:
         waiting = self.waiters.take(index, entries_of.term_of(entry)) if self.waiters else None
         if isinstance(waiting, tuple):
             tokens, commands = waiting
-            out.extend(pair(tokens, self.machine.apply_commands(index, commands)))
+            try:
+                results = self.machine.apply_commands(index, commands)
+            except Exception:
+                out.extend(Answer(token, OutcomeUnknown("this replica failed to apply it; it is in the log")) for token in tokens)
+                raise
+            out.extend(pair(tokens, results))
         else:
             self.machine.apply(index, entries_of.version_of(entry), entries_of.payload_of(entry))
             if waiting is not None:
@@ -159,13 +180,23 @@ class Group:
             token = heappop(self._confirmed)[1]
             request = self._reads.pop(token, None)
             if request is not None:
-                out.append(Answer(token, self.machine.read(request.stream, request.offset, request.max_bytes)))
+                try:
+                    result = self.machine.read(request.stream, request.offset, request.max_bytes)
+                except (TypeError, ValueError, AssertionError) as error:
+                    result = Refused(f"this cannot be read: {type(error).__name__}: {error}")  # it changed nothing, so it fences nobody
+                out.append(Answer(token, result))
+
+    def tick(self, out: list[Effect]) -> None:
+        """A replica that lost its leader may never apply what a read waits for: that read is asked again elsewhere, not kept for ever."""
+        if self._confirmed and not self.raft.hears_leader():
+            out.extend(Answer(token, ReadUnavailable()) for _, token in self._confirmed if self._reads.pop(token, None) is not None)
+            self._confirmed.clear()
 
     def abandon(self, reason: str) -> list[Effect]:
         """This group is fenced or destroyed: everyone who waits gets the honest answer."""
         answers: list[Effect] = list(self.waiters.fail(reason))
         # What is queued never reached a log.
-        answers.extend(Answer(token, NotLeading(0)) for token, _ in self._queue)
+        answers.extend(Answer(queued.token, NotLeading(0)) for queued in self._queue)
         answers.extend(Answer(token, ReadUnavailable()) for token in self._reads)
         self.snapshots.stop_taking()
         self._queue.clear()

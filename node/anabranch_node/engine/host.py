@@ -14,9 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch_node.core import effects as fx
-from anabranch_node.core.effects import Answer, Effect, Event, GroupFenced, PeerRefused, SnapshotsDelete, StopNode
-from anabranch_node.core.errors import Accepted, DiskFull, Fenced, NotHosted, Refused
-from anabranch_node.core.machine import MachineKind
+from anabranch_node.core.effects import (
+    Answer,
+    Effect,
+    Event,
+    GroupFenced,
+    PeerRefused,
+    SnapshotFailed,
+    SnapshotKey,
+    SnapshotLoaded,
+    SnapshotsDelete,
+    StopNode,
+)
+from anabranch_node.core.errors import Accepted, DiskFull, Fenced, NotHosted, OutcomeUnknown, Refused
+from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import errors as raft_errors
 from anabranch_node.core.raft import membership
 from anabranch_node.core.raft.messages import Append, Message
@@ -25,8 +36,9 @@ from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
 from anabranch_node.engine import envelope
 from anabranch_node.engine.group import Group, GroupOptions
 from anabranch_node.engine.outbox import Outbox
-from anabranch_node.engine.snapshots import SnapshotSlots
+from anabranch_node.engine.snapshots import SnapshotSlots, check_machine_version
 from anabranch_node.wal.recovery import RecoveredReplica
+from anabranch_node.wal.segment import segment_name
 from anabranch_node.wal.wal import Location, Wal
 from anabranch_proto.formats import Damaged, FormatError
 from anabranch_proto.ids import NodeIdentity
@@ -39,6 +51,7 @@ class HostOptions:
     idle_mark_ticks: int = 1  # without a write for this long, the last sync is noted on disk
     snapshots_at_once_max: int = 2
     disk_free_min_bytes: int = 256 << 20
+    read_tries_max: int = 5  # of the log, one per tick; then the place counts as damaged
 
 
 @dataclass(slots=True)
@@ -64,8 +77,9 @@ class Host:
         self._wal = wal
         self._outbox = Outbox(me)
         self._slots = SnapshotSlots(options.snapshots_at_once_max)
-        if options.group.command_bytes_max > wal.options.entry_bytes_max - 1024:
-            raise ValueError(f"commands of {options.group.command_bytes_max} bytes do not fit WAL segments of {wal.options.segment_bytes}")
+        largest = max(options.group.command_bytes_max, options.group.entry_bytes_max)
+        if largest > wal.options.entry_bytes_max - 1024:
+            raise ValueError(f"entries of {largest} bytes do not fit WAL segments of {wal.options.segment_bytes}")
         self._dirty: dict[int, Group] = {}
         self._awaiting: deque[_AwaitingSync] = deque()
         self._out: list[Effect] = []
@@ -75,6 +89,8 @@ class Host:
         self._quiet_ticks = 0
         self._reads: dict[int, tuple[Location, int]] = {}  # WalRead -> (where, follower; 0: copied forward)
         self._read_counter = 0
+        self._retries: list[Callable[[], None]] = []  # reads that failed: tried again at the next tick, not in a loop
+        self._failed_reads: dict[tuple[int, int, int], int] = {}  # (replica, segment, offset) -> how often
         self._spare_segments = 1
         self._free_bytes = options.disk_free_min_bytes
         self._now_ms = 0
@@ -105,29 +121,51 @@ class Host:
 
     # --- start -------------------------------------------------------------------------------------------------------------------
 
-    def start(self, replicas: Iterable[RecoveredReplica], snapshots: dict[tuple[int, int], list[bytes] | str]) -> list[Effect]:
-        """Open the log and take up what recovery found. `snapshots` has the chunks of each replica's snapshot file, or why it could not be read:
-        a replica without the state its log stands on is fenced, and so is one whose log is damaged."""
+    def start(
+        self,
+        replicas: Iterable[RecoveredReplica],
+        snapshots: dict[tuple[int, int], SnapshotLoaded | SnapshotFailed],
+        files: dict[tuple[int, int], list[SnapshotKey]],
+    ) -> list[Effect]:
+        """Open the log and take up what recovery found. `snapshots` has what became of loading each replica's snapshot; `files` all that lie there.
+
+        A replica without the state its log stands on is fenced, and so is one whose log is damaged. That is not written down: the file may only
+        have failed to open, or be newer than we are. If it is damaged, the next start finds that, too."""
         self._out.extend(self._wal.open())
+        unknown = dict(files)
         for found in replicas:
-            state = snapshots.get((found.group, found.replica), [])
-            reason = found.fenced or (state if isinstance(state, str) else "")
-            if not reason and found.snapshot.index and not state:
-                reason = f"its snapshot at {found.snapshot.index} is missing"
-            try:
-                machine = self._kind.restore(state) if state and not isinstance(state, str) and not reason else self._kind()
-                entries = found.entries if not reason else []
-                mark = found.snapshot if not reason else SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
-                hard = found.hard if not reason else HardState(found.hard.term, found.hard.vote, 0)
-                self._add(found.group, found.replica, hard, mark, entries, machine)
-            except (FormatError, AssertionError) as error:
-                reason = str(error)
-                empty = SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
-                self._add(found.group, found.replica, HardState(found.hard.term, found.hard.vote, 0), empty, [], self._kind())
-            if reason:
-                # Not written down: the file may only have failed to open, or be newer than we are. If it is damaged, the next start finds that, too.
-                self._fence(self.groups[found.group], reason, durable=False)
+            unknown.pop((found.group, found.replica), None)
+            reason = found.fenced
+            if not reason:
+                try:
+                    machine = self._machine_at(found.snapshot, snapshots.get((found.group, found.replica)))
+                    self._add(found.group, found.replica, found.hard, found.snapshot, found.entries, machine)
+                    self._delete_older(found)
+                    continue
+                except (FormatError, AssertionError) as error:
+                    reason = str(error)
+            nothing = SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
+            self._fence(self._add(found.group, found.replica, HardState(0, 0, 0), nothing, [], self._kind()), reason, durable=False)
+        # A process that died after a replica was destroyed, and before its files were.
+        self._out.extend(SnapshotsDelete(group, replica, None) for group, replica in unknown)
         return self._end_turn()
+
+    def _machine_at(self, mark: SnapshotMark, loaded: SnapshotLoaded | SnapshotFailed | None) -> Machine:
+        """The state that the log stands on. Raises a FormatError that names the file."""
+        if mark.index == 0:
+            return self._kind()
+        where = f"snapshot at {mark.index}"
+        if isinstance(loaded, SnapshotFailed):
+            raise FormatError(where, loaded.reason)
+        if loaded is None:
+            raise FormatError(where, "it is missing")
+        check_machine_version(loaded.header, where)
+        return self._kind.restore(loaded.chunks)
+
+    def _delete_older(self, found: RecoveredReplica) -> None:
+        if found.snapshot.index:
+            key = SnapshotKey(found.group, found.replica, found.snapshot.index, found.snapshot.term)
+            self._out.append(SnapshotsDelete(found.group, found.replica, key))
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
         raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
@@ -187,7 +225,7 @@ class Host:
                 self._awaiting.append(waits)
 
     def _finish(self, group: Group, waits: _AwaitingSync) -> None:
-        group.finish(self._now_ms, self._out)
+        group.finish(self._out)
         raft = group.raft
         if self.audit is not None:
             self.audit(group)
@@ -267,12 +305,17 @@ class Host:
                 continue
             try:  # not _guarded(): this runs for every group, twenty times a second
                 group.raft.tick()
+                group.tick(self._out)
                 if group.snapshots.sending:
                     group.snapshots.tick()
                 if group.wants_finish():
                     self._dirty[group.id] = group
             except Exception as error:
                 self._fence(group, f"{type(error).__name__}: {error}", durable=False)
+        if self._retries:
+            retries, self._retries = self._retries, []
+            for retry in retries:
+                retry()
         self._quiet_ticks += 1
         if self._quiet_ticks > self.options.idle_mark_ticks:
             self._out.extend(self._wal.idle_mark())
@@ -317,7 +360,7 @@ class Host:
         if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
             self._out.append(Answer(event.token, DiskFull()))
         else:
-            group.propose(event.token, event.command, self._out)
+            group.propose(event.token, event.command, self._now_ms, self._out)
 
     def _on_read(self, event: fx.Read) -> None:
         group = self._serving(event.group, event.token)
@@ -342,6 +385,9 @@ class Host:
             self._out.append(Answer(token, Accepted(ask(group.raft))))
         except raft_errors.Refused as refusal:
             self._out.append(Answer(token, Refused(str(refusal))))
+        except Exception as error:
+            self._out.append(Answer(token, OutcomeUnknown(str(error))))
+            self._fence(group, f"{type(error).__name__}: {error}", durable=False)
 
     def _on_take_snapshot(self, event: fx.TakeSnapshot) -> None:
         group = self.groups.get(event.group)
@@ -403,23 +449,46 @@ class Host:
         self._out.append(self._wal.read(location, self._read_counter))
 
     def _on_wal_bytes(self, event: fx.WalBytes) -> None:
-        location, replica = self._reads.pop(event.request)
-        group = self.groups.get(location.group)
-        here = group is not None and group.replica == location.replica and not group.fenced
+        location, follower = self._reads.pop(event.request)
+        place = (location.replica, location.segment, location.offset)
         try:
-            if replica == 0:
-                if event.error:
-                    self._wal.copy_dropped(location)
-                else:
-                    self._wal.copy_forward(location, event.data)
-                    self._seal_due = True
-            elif group is not None and here:
-                first_index, entries = self._wal.decode_read(location, event.data) if not event.error else (location.extents[0].first_index, [])
-                self._dirty[group.id] = group
-                self._guarded(group, lambda group: group.raft.entries_loaded(replica, first_index, entries))
+            if event.error:
+                raise Damaged(segment_name(location.segment), event.error)
+            if follower:
+                first_index, entries = self._wal.decode_read(location, event.data)
+                self._give_entries(location, follower, first_index, entries)
+            else:
+                self._wal.copy_forward(location, event.data)
+                self._seal_due = True
+            self._failed_reads.pop(place, None)
         except Damaged as error:
-            if group is not None and here:
-                self._fence(group, str(error), durable=True)
+            self._failed_reads[place] = failures = self._failed_reads.get(place, 0) + 1
+            if not event.error or failures >= self.options.read_tries_max:
+                self._on_damage(location, str(error))
+            # Whoever waits asks again at the next tick: by then it may be readable, moved, or no longer needed.
+            first_index = location.extents[0].first_index
+            again = (lambda: self._give_entries(location, follower, first_index, [])) if follower else (lambda: self._wal.copy_dropped(location))
+            self._retries.append(again)
+
+    def _give_entries(self, location: Location, follower: int, first_index: int, entries: list[bytes]) -> None:
+        group = self.groups.get(location.group)
+        if group is not None and group.replica == location.replica and not group.fenced:
+            self._dirty[group.id] = group
+            self._guarded(group, lambda group: group.raft.entries_loaded(follower, first_index, entries))
+
+    def _on_damage(self, location: Location, reason: str) -> None:
+        """Entries of a replica cannot be read back. What is applied is in the machine: a new snapshot makes them unnecessary. Otherwise the log is
+        lost."""
+        group = self.groups.get(location.group)
+        last_index = location.extents[-1].last_index
+        if group is None or group.replica != location.replica or group.fenced:
+            self._wal.fence(location.group, location.replica, reason)  # so that it does not pin the log for ever
+            self._seal_due = True
+        elif last_index <= group.machine.applied_index:
+            group.snapshots.replace_log_through(last_index)
+            self._dirty[group.id] = group
+        else:
+            self._fence(group, reason, durable=True)
 
     def _on_snapshot(self, event: Any, work: Callable[[Group], None]) -> None:
         group = self.groups.get(event.key.group)

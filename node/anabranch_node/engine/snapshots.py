@@ -31,14 +31,27 @@ from anabranch_node.core.effects import (
 )
 from anabranch_node.core.raft import membership
 from anabranch_node.core.raft.messages import AppendAnswer, SnapshotAnswer, SnapshotChunk
+from anabranch_node.core.raft.progress import State
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.wal.snapshot_file import SnapshotHeader
+from anabranch_proto.formats import NewerFormat
 
 if TYPE_CHECKING:
     from anabranch_node.engine.group import Group
 
 MACHINE_VERSION = 1
 START_OVER = -1
+
+
+def check_machine_version(header: bytes, where: str) -> SnapshotHeader:
+    """Raises NewerFormat: a state that a newer version spelt is never guessed at."""
+    decoded = SnapshotHeader.decode(header, where)
+    if decoded.machine_version > MACHINE_VERSION:
+        raise NewerFormat(
+            where,
+            f"machine state version {decoded.machine_version} is newer than {MACHINE_VERSION}, the newest this version reads; upgrade this node",
+        )
+    return decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ class Snapshots:
         self._entries = 0  # applied since the last snapshot was started
         self._bytes = 0
         self._wanted = False
+        self._unreadable_through = 0
+        self._rewrite = False  # our newest file is of no use to a follower: write it again, even at the same index
         self._taking: tuple[SnapshotKey, Iterator[bytes]] | None = None
         self._receiving: SnapshotKey | None = None
         self._loading: SnapshotKey | None = None
@@ -100,11 +115,19 @@ class Snapshots:
     def request(self) -> None:
         self._wanted = self._taking is None
 
+    def replace_log_through(self, index: int) -> None:
+        """Entries up to `index` cannot be read any more: write the state that they led to, then let them go."""
+        self._unreadable_through = max(self._unreadable_through, index)
+        if self._group.raft.log.snapshot_index >= index:
+            self._group.raft.cut_log(index + 1)
+        else:
+            self.request()
+
     def _due(self) -> bool:
         return self._wanted or self._entries >= self._options.entries_max or self._bytes >= self._options.bytes_max
 
     def wants_finish(self) -> bool:
-        return bool(self.sending) or (self._taking is None and self._slots.free > 0 and self._due())
+        return bool(self.sending) or self.obsolete_after_sync is not None or (self._taking is None and self._slots.free > 0 and self._due())
 
     def finish(self, out: list[Effect]) -> None:
         if self._taking is None and self._slots.free and self._due():
@@ -131,8 +154,9 @@ class Snapshots:
         self._entries = self._bytes = 0
         index = group.machine.applied_index
         term = raft.log.term_at(index)
-        if term is None or index <= raft.log.snapshot_index:
+        if term is None or index < raft.log.snapshot_index or (index == raft.log.snapshot_index and not (self._rewrite and index)):
             return
+        self._rewrite = False
         key = SnapshotKey(group.id, raft.id, index, term)
         config = membership.encode(raft.config_at(index))
         self._taking = (key, group.machine.freeze().slices(self._options.slice_bytes))
@@ -162,13 +186,26 @@ class Snapshots:
         raft = self._group.raft
         if event.key.index > raft.log.snapshot_index:
             raft.mark_snapshot(event.key.index, self._options.tail_entries)
-            self.obsolete_after_sync = event.key
+            raft.cut_log(self._unreadable_through + 1)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Files older than our newest may go, but for those that a follower is being sent: to cut them off would keep it behind for ever."""
+        log = self._group.raft.log
+        if log.snapshot_index == 0:
+            return
+        newest = SnapshotKey(self._group.id, self._group.replica, log.snapshot_index, log.snapshot_term)
+        self.obsolete_after_sync = min([newest, *[transfer.key for transfer in self.sending.values()]])
 
     # --- sending to a follower ---------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         raft = self._group.raft
         for replica, transfer in list(self.sending.items()):
+            progress = raft.progress.get(replica)
+            if progress is None or progress.state is not State.SNAPSHOT:
+                self._end_transfer(replica)  # it caught up, left, or we lead no more
+                continue
             transfer.quiet_ticks += 1
             if transfer.quiet_ticks < self._options.resend_ticks:
                 continue
@@ -176,12 +213,17 @@ class Snapshots:
             transfer.resends += 1
             transfer.started = False
             if transfer.resends > self._options.resends_max:
-                del self.sending[replica]
+                self._end_transfer(replica)
                 raft.snapshot_failed(replica)
+
+    def _end_transfer(self, replica: int) -> None:
+        del self.sending[replica]
+        self._let_go()
 
     def _send(self, out: list[Effect]) -> None:
         if self._group.raft.role is not Role.LEADER:
             self.sending.clear()
+            self._let_go()
             return
         for replica, transfer in self.sending.items():
             if not transfer.started:
@@ -206,7 +248,8 @@ class Snapshots:
             return
         if m.have == START_OVER:
             # The follower could not use our file: it may be damaged here. A new one is written, and the follower asked again what it needs.
-            del self.sending[m.src]
+            self._end_transfer(m.src)
+            self._rewrite = True
             self.request()
             self._group.raft.snapshot_failed(m.src)
         elif m.have == transfer.size:
@@ -244,14 +287,14 @@ class Snapshots:
             return
         self._loading = None
         group, raft = self._group, self._group.raft
-        header = SnapshotHeader.decode(event.header, f"snapshot {event.key}")
+        header = check_machine_version(event.header, f"snapshot {event.key}")
         machine = group.kind.restore(event.chunks)
         assert machine.applied_index == header.index == event.key.index, (machine.applied_index, header.index, event.key)
         if raft.install_snapshot(header.index, header.term, membership.decode(header.config)):
             group.machine = machine
             self.stop_taking()
             self._entries = self._bytes = 0
-            self.obsolete_after_sync = event.key
+            self._let_go()
         self._say_installed()
 
     def _answer(self, key: SnapshotKey, have: int) -> None:
@@ -267,14 +310,13 @@ class Snapshots:
     # --- anything failed ---------------------------------------------------------------------------------------------------------
 
     def on_failed(self, event: SnapshotFailed) -> None:
-        key, raft = event.key, self._group.raft
+        key = event.key
         if self._taking is not None and self._taking[0] == key:
             self.stop_taking()  # the next trigger tries again; the log is not cut before one is durable
         if key in (self._receiving, self._loading):
             self._receiving = self._loading = None
             self._answer(key, START_OVER)
         if any(transfer.key == key for transfer in self.sending.values()):
-            for replica in [replica for replica, transfer in self.sending.items() if transfer.key == key]:
-                del self.sending[replica]
-                raft.snapshot_failed(replica)
+            # A piece could not be read. The resend timer tries again, a few times; a new file is on its way meanwhile.
+            self._rewrite = True
             self.request()

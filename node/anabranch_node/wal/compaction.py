@@ -40,9 +40,14 @@ class Plan(NamedTuple):
 
 def plan_compaction(replicas: dict[tuple[int, int], Replica], oldest: int, segments: int, options: WalOptions) -> Plan:
     """Largest first: snapshots until what remains is little enough to copy. Copies start only when no snapshot is awaited, since a cut may
-    spare them; with twice the segments we want, even large remainders are copied, because a group without a quorum cannot cut its log."""
+    spare them. With twice the segments we want, and half of them dead, everything is copied: a group without a quorum, or a fenced one, cannot cut its log, and must
+    not fill the disk for all others."""
     pinning = sorted(((held.live[oldest], key) for key, held in replicas.items() if oldest in held.live), reverse=True)
-    few = options.copy_forward_bytes_max if segments <= 2 * options.segments_live_max else options.segment_bytes
+    live_bytes = sum(sum(held.live.values()) for held in replicas.values())
+    if segments > 2 * options.segments_live_max and live_bytes < segments * options.segment_bytes // 2:
+        wishes = [Pinned(*key, replicas[key].within(oldest)[-1].last_index) for _, key in pinning]
+        return Plan(oldest, wishes, [key for _, key in reversed(pinning)])
+    few = options.copy_forward_bytes_max
     left = sum(size for size, _ in pinning)
     to_snapshot: list[Pinned] = []
     to_copy: list[tuple[int, int]] = []

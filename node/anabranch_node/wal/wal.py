@@ -90,7 +90,7 @@ class Wal:
 
     def open(self) -> list[WalEffect]:
         """The first segment of this run. What recovery read becomes durable here: SegmentCreate syncs everything before it."""
-        effects: list[WalEffect] = []
+        effects = self._delete_dead()  # first: a full disk may have no room for the new one before
         self._roll(effects)
         self._synced = self._noted = self._marked = self._data_end = Position(self._segment, self._offset)
         effects += [SegmentDelete(segment) for segment in self._leftovers]
@@ -305,6 +305,19 @@ class Wal:
 
     def maintenance(self) -> Maintenance:
         """What may go, and what should be done so that more can. Cheap when there is nothing to do; called once a turn."""
+        effects = self._delete_dead()
+        segments = self.segments
+        if len(segments) <= self.options.segments_live_max or not self._pins.get(segments[0]):
+            return Maintenance(effects, [], []) if effects else _NOTHING
+        plan = plan_compaction(self.replicas, segments[0], len(segments), self.options)
+        copies: list[Location] = []
+        if not self._copying and not self._copies:
+            copies = plan.copies(self.replicas, self.options.copy_forward_bytes_max)
+            self._copying.update(copies)
+        return Maintenance(effects, copies, plan.groups_to_snapshot)
+
+    def _delete_dead(self) -> list[WalEffect]:
+        """Segments in which nothing is live, oldest first; never the newest, which holds the hard states."""
         effects: list[WalEffect] = []
         segments = self.segments
         while len(segments) > 1 and not self._pins.get(segments[0]) and self._released_by.get(segments[0], 0) <= self.synced_ticket:
@@ -312,17 +325,7 @@ class Wal:
             self._pins.pop(segment, None)
             self._released_by.pop(segment, None)
             effects.append(SegmentDelete(segment))
-        if len(segments) <= self.options.segments_live_max or not self._pins.get(segments[0]):
-            return Maintenance(effects, [], []) if effects else _NOTHING
-        basis = (segments[0], len(segments), self._changes)
-        if self._plan is None or self._plan[0] != basis:
-            self._plan = (basis, plan_compaction(self.replicas, segments[0], len(segments), self.options))
-        plan = self._plan[1]
-        copies: list[Location] = []
-        if not self._copying and not self._copies:
-            copies = plan.copies(self.replicas, self.options.copy_forward_bytes_max)
-            self._copying.update(copies)
-        return Maintenance(effects, copies, plan.groups_to_snapshot)
+        return effects
 
     def copy_forward(self, location: Location, data: bytes) -> None:
         """The bytes of a location that `maintenance` asked for: what is still live of them is written again by the next seal.

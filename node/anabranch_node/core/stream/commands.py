@@ -52,6 +52,16 @@ def encode_commands(commands: list[Command]) -> bytes:
     return _encoder.encode(commands)
 
 
+def commands_payload(encoded: list[bytes]) -> bytes:
+    """The payload of commands that were encoded one by one: an array header and the commands behind it."""
+    count = len(encoded)
+    if count < 16:
+        header = bytes([0x90 | count])
+    else:
+        header = b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")
+    return header + b"".join(encoded)
+
+
 def decode_commands(payload: bytes) -> list[Command]:
     """Raises MalformedCommands, a ValueError that names the place, for anything but exactly a list of known commands."""
     try:
