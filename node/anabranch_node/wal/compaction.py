@@ -40,8 +40,8 @@ class Plan(NamedTuple):
 
 def plan_compaction(replicas: dict[tuple[int, int], Replica], oldest: int, segments: int, options: WalOptions) -> Plan:
     """Largest first: snapshots until what remains is little enough to copy. Copies start only when no snapshot is awaited, since a cut may
-    spare them. With twice the segments we want, and half of them dead, everything is copied: a group without a quorum, or a fenced one, cannot cut its log, and must
-    not fill the disk for all others."""
+    spare them. With twice the segments we want, and half of them dead, everything is copied: a group without a quorum, or a fenced one, cannot cut
+    its log, and must not fill the disk for all others."""
     pinning = sorted(((held.live[oldest], key) for key, held in replicas.items() if oldest in held.live), reverse=True)
     live_bytes = sum(sum(held.live.values()) for held in replicas.values())
     if segments > 2 * options.segments_live_max and live_bytes < segments * options.segment_bytes // 2:
