@@ -121,7 +121,8 @@ class Group:
             raft.committed.clear()
         if self.waiters and (raft.role is not Role.LEADER or raft.term != self.waiters.term):
             out.extend(self.waiters.fail("this node lost the leadership before the commit"))
-        self._finish_reads(out)
+        if self._reads or raft.read_failures or raft.read_states:
+            self._finish_reads(out)
         self.snapshots.finish(out)
 
     def _propose_queued(self, out: list[Effect]) -> None:

@@ -213,7 +213,10 @@ class Host:
         self._after_sync = []
         for group in dirty.values():
             if not group.fenced:
-                self._guarded(group, lambda group: self._finish(group, waits))
+                try:  # as in _guarded(), without a closure for each group and turn
+                    self._finish(group, waits)
+                except Exception as error:
+                    self._fence(group, f"{type(error).__name__}: {error}", durable=False)
         waits.ticket, written = self._wal.seal()
         if written:
             self._quiet_ticks = 0
@@ -259,7 +262,10 @@ class Host:
         for group, last_index, last_term, term in waits.stable:
             if self._is_current(group):
                 self._dirty[group.id] = group
-                self._guarded(group, lambda group: group.raft.synced(last_index, last_term, term))  # noqa: B023 - called at once
+                try:
+                    group.raft.synced(last_index, last_term, term)
+                except Exception as error:
+                    self._fence(group, f"{type(error).__name__}: {error}", durable=False)
         for group, m in waits.letters:
             if not self._is_current(group):
                 continue
@@ -294,7 +300,10 @@ class Host:
 
     def _step(self, group: Group, m: Message) -> None:
         self._dirty[group.id] = group
-        self._guarded(group, lambda group: group.raft.step(m))
+        try:
+            group.raft.step(m)
+        except Exception as error:
+            self._fence(group, f"{type(error).__name__}: {error}", durable=False)
 
     # --- events ------------------------------------------------------------------------------------------------------------------
 

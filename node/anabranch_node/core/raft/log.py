@@ -16,6 +16,7 @@ class Log:
         "committed",
         "entries",
         "first_index",
+        "last_index",
         "memory_bytes",
         "prev_term",
         "resident_from",
@@ -34,6 +35,7 @@ class Log:
         self.snapshot_term = snapshot_term
         self.entries: list[bytes | None] = list(entries)
         self.terms = [entries_of.term_of(entry) for entry in entries]
+        self.last_index = first_index + len(entries) - 1
         if any(after < before for before, after in pairwise([prev_term, *self.terms])):
             raise InvariantBroken(f"terms go down in the log of {first_index}..{self.last_index}")
         if commit_hint > self.last_index:
@@ -42,10 +44,6 @@ class Log:
         self.committed = max(snapshot_index, commit_hint)
         self.memory_bytes = sum(map(len, entries))
         self.resident_from = first_index
-
-    @property
-    def last_index(self) -> int:
-        return self.first_index + len(self.terms) - 1
 
     @property
     def last_term(self) -> int:
@@ -69,6 +67,7 @@ class Log:
         self.entries.append(entry)
         self.terms.append(entries_of.term_of(entry))
         self.memory_bytes += len(entry)
+        self.last_index += 1
 
     def truncate(self, from_index: int) -> None:
         if from_index <= self.committed:
@@ -77,6 +76,7 @@ class Log:
         self.memory_bytes -= sum(len(entry) for entry in self.entries[position:] if entry is not None)
         del self.entries[position:]
         del self.terms[position:]
+        self.last_index = from_index - 1
         self.stable = min(self.stable, from_index - 1)
         self.resident_from = min(self.resident_from, from_index)
 
@@ -139,6 +139,7 @@ class Log:
         self.first_index, self.prev_term = index + 1, term
         self.snapshot_index, self.snapshot_term = index, term
         self.entries, self.terms = [], []
+        self.last_index = index
         self.committed = self.stable = index
         self.memory_bytes = 0
         self.resident_from = index + 1
