@@ -34,6 +34,7 @@ class Format(NamedTuple):
 
 WAL_SEGMENT = Format("WAL segment", b"ABWS", 1)
 WAL_BATCH = Format("WAL batch", b"ABWB", 1)
+WAL_SYNC_MARK = Format("WAL sync mark", b"ABWM", 1)
 SNAPSHOT = Format("snapshot", b"ABSN", 1)
 PEER_FRAME = Format("peer frame", b"ABPF", 1)
 

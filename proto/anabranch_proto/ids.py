@@ -1,6 +1,7 @@
 """Names that cross process boundaries: who a node is, where a stream lives.
 
-A node is (cluster, node id, incarnation): the incarnation is drawn when a data directory is made, so that an emptied disk is another node.
+A node is (cluster, node id, incarnation): the incarnation, 63 random bits, is drawn when a data directory is made, so that an emptied disk is
+another node.
 A Raft member is a replica id, never a node: issued once by the meta group and never used again."""
 
 from hashlib import blake2b

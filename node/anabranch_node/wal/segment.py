@@ -13,7 +13,7 @@ from anabranch_node.core.raft.records import HardState, SnapshotMark
 from anabranch_node.wal.batch import Position, round_up
 from anabranch_node.wal.record import identity_seed, segment_seed
 from anabranch_proto.checksum import crc32c
-from anabranch_proto.formats import WAL_SEGMENT, Damaged, ForeignFormat, Format, check
+from anabranch_proto.formats import WAL_SEGMENT, WAL_SYNC_MARK, Damaged, ForeignFormat, check
 from anabranch_proto.ids import NodeIdentity
 
 # magic, version, header length, crc | segment, segment bytes, node, incarnation, previous segment, its end, oldest live, next batch,
@@ -22,7 +22,6 @@ _HEAD = struct.Struct("<4sHHIQQQ16sQQQQIIH")
 _CRC = struct.Struct("<I")
 _CRC_AT = 8
 
-WAL_SYNC_MARK = Format("WAL sync mark", b"ABWM", 1)
 SYNC_MARK_NAME = "wal/synced"
 _MARK = struct.Struct("<4sHHIQQ")
 

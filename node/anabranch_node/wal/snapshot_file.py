@@ -1,6 +1,6 @@
 """A snapshot as a file: `start | chunk ... | trailer`, all integers little-endian, everything summed twice.
 
-    start    magic "ABSN" | version u16 | header length u32 | crc32c u32 of the four before and the header | header (msgpack array)
+    start    magic "ABSN" | version u16 | header length u32 | crc32c u32 of the three before and the header | header (msgpack array)
     chunk    raw length u32 | stored length u32 | crc32c u32 of both lengths and the data | data (zstd)
     trailer  chunks u32 | raw bytes u64 | crc32c u32 of all bytes before the trailer | crc32c u32 of these three | "NSBA"
 

@@ -16,7 +16,7 @@ PRODUCER_IDLE_MS = 7 * 24 * 3600 * 1000
 """Exactly-once is promised until a producer was silent for this long."""
 
 
-class ProducerState(Struct, frozen=True, array_like=True, gc=False):
+class ProducerState(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     epoch: int
     last_seq: int
     start: int
