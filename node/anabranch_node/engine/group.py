@@ -52,6 +52,7 @@ class Group:
         self.machine = machine
         self.options = options
         self.fenced = ""
+        self.busy = False  # something here waits for ticks; otherwise an idle group must cost next to nothing
         self.waiters = Waiters()
         self.snapshots = Snapshots(self, options.snapshots, cluster_id, slots)
         self._queue: list[_Queued] = []
@@ -96,18 +97,6 @@ class Group:
 
     # --- the end of a turn -------------------------------------------------------------------------------------------------------
 
-    def wants_finish(self) -> bool:
-        """After a tick: is there anything to do? An idle group must cost next to nothing."""
-        raft = self.raft
-        return bool(
-            raft.send_now
-            or raft.send_after_sync
-            or raft.persist
-            or raft.read_failures
-            or (self.waiters and raft.role is not Role.LEADER)
-            or self.snapshots.wants_finish()
-        )
-
     def finish(self, out: list[Effect]) -> None:
         """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after
         us."""
@@ -124,6 +113,7 @@ class Group:
         if self._reads or raft.read_failures or raft.read_states:
             self._finish_reads(out)
         self.snapshots.finish(out)
+        self.busy = bool(self._confirmed or self.snapshots.wants_tick())
 
     def _propose_queued(self, out: list[Effect]) -> None:
         queue, self._queue, self._queue_bytes = self._queue, [], 0
@@ -188,10 +178,12 @@ class Group:
                 out.append(Answer(token, result))
 
     def tick(self, out: list[Effect]) -> None:
-        """A replica that lost its leader may never apply what a read waits for: that read is asked again elsewhere, not kept for ever."""
+        """Only while `busy`. A replica that lost its leader may never apply what a read waits for: that read is asked again elsewhere, not kept for ever."""
         if self._confirmed and not self.raft.hears_leader():
             out.extend(Answer(token, ReadUnavailable()) for _, token in self._confirmed if self._reads.pop(token, None) is not None)
             self._confirmed.clear()
+        if self.snapshots.sending:
+            self.snapshots.tick()
 
     def abandon(self, reason: str) -> list[Effect]:
         """This group is fenced or destroyed: everyone who waits gets the honest answer."""

@@ -30,7 +30,7 @@ from anabranch_node.core.errors import Accepted, DiskFull, Fenced, NotHosted, Ou
 from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import errors as raft_errors
 from anabranch_node.core.raft import membership
-from anabranch_node.core.raft.messages import Append, Message
+from anabranch_node.core.raft.messages import Append, Heartbeat, HeartbeatAnswer, Message
 from anabranch_node.core.raft.raft import Chance, Raft, RaftOptions, Role
 from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
 from anabranch_node.engine import envelope
@@ -299,11 +299,17 @@ class Host:
         self._out.append(GroupFenced(group.id, group.replica, reason))
 
     def _step(self, group: Group, m: Message) -> None:
-        self._dirty[group.id] = group
+        raft = group.raft
         try:
-            group.raft.step(m)
+            raft.step(m)
+            if (type(m) is Heartbeat or type(m) is HeartbeatAnswer) and group.id not in self._dirty and raft.is_idle():
+                for answer in raft.send_now:
+                    self._outbox.add(group.id, answer)
+                raft.send_now.clear()
+                return
         except Exception as error:
             self._fence(group, f"{type(error).__name__}: {error}", durable=False)
+        self._dirty[group.id] = group
 
     # --- events ------------------------------------------------------------------------------------------------------------------
 
@@ -313,11 +319,10 @@ class Host:
             if group.fenced:
                 continue
             try:  # not _guarded(): this runs for every group, twenty times a second
-                group.raft.tick()
-                group.tick(self._out)
-                if group.snapshots.sending:
-                    group.snapshots.tick()
-                if group.wants_finish():
+                if group.raft.tick():
+                    self._dirty[group.id] = group
+                if group.busy:
+                    group.tick(self._out)
                     self._dirty[group.id] = group
             except Exception as error:
                 self._fence(group, f"{type(error).__name__}: {error}", durable=False)

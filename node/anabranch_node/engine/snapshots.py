@@ -114,6 +114,7 @@ class Snapshots:
 
     def request(self) -> None:
         self._wanted = self._taking is None
+        self._group.busy = True
 
     def replace_log_through(self, index: int) -> None:
         """Entries up to `index` cannot be read any more: write the state that they led to, then let them go."""
@@ -126,8 +127,9 @@ class Snapshots:
     def _due(self) -> bool:
         return self._wanted or self._entries >= self._options.entries_max or self._bytes >= self._options.bytes_max
 
-    def wants_finish(self) -> bool:
-        return bool(self.sending) or self.obsolete_after_sync is not None or (self._taking is None and self._slots.free > 0 and self._due())
+    def wants_tick(self) -> bool:
+        """A transfer runs, or a snapshot is due and waits for a slot."""
+        return bool(self.sending) or (self._taking is None and self._due())
 
     def finish(self, out: list[Effect]) -> None:
         if self._taking is None and self._slots.free and self._due():

@@ -245,7 +245,8 @@ def entries_loaded(raft: Raft, replica: int, first_index: int, entries: list[byt
 # --- time ------------------------------------------------------------------------------------------------------------------------
 
 
-def tick(raft: Raft) -> None:
+def tick(raft: Raft) -> bool:
+    """False: nothing happened."""
     if raft.transfer_to:
         raft.transfer_ticks += 1
         if raft.transfer_ticks >= raft.options.election_ticks:
@@ -255,12 +256,14 @@ def tick(raft: Raft) -> None:
         active = [raft.id, *[replica for replica, progress in raft.progress.items() if progress.active]]
         if not quorum.won(raft.config.voters, raft.config.old_voters, active):
             raft.become_follower(raft.term, 0)
-            return
+            return True
         for progress in raft.progress.values():
             progress.active = False
     # Counted in node-wide ticks, so that the heartbeats of all groups leave in the same frame.
-    if raft.ticks % raft.options.heartbeat_ticks == 0:
-        _heartbeat(raft)
+    if raft.ticks % raft.options.heartbeat_ticks:
+        return False
+    _heartbeat(raft)
+    return True
 
 
 def _heartbeat(raft: Raft) -> None:

@@ -142,16 +142,18 @@ class Raft:
         else:
             candidate.step(self, m)
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
+        """False: nothing happened. Runs for every group at every tick, so it returns early."""
         self.ticks += 1
         self.quiet_ticks += 1
         if self.role is Role.LEADER:
-            leader.tick(self)
-            return
+            return leader.tick(self)
         if self.reads.asked:
             self.read_failures.extend(self.reads.expire(self.ticks - self.options.election_ticks))
         if self.quiet_ticks >= self.timeout_ticks:
             candidate.timed_out(self)
+            return True
+        return bool(self.read_failures)
 
     def propose(self, version: int, payload: bytes) -> tuple[int, int]:
         """Append to the log; returns (index, term), the only name by which its fate can be asked. Raises a Refused: nothing happened."""
@@ -222,6 +224,15 @@ class Raft:
         self.configs = [(index, config)]
         self._persist_mark()
         return True
+
+    def is_idle(self) -> bool:
+        """Would a flush find nothing to do? Then what is in send_now may leave without one: heartbeats of hundreds of idle groups come this way."""
+        log, reads = self.log, self.reads
+        if self.applied != log.committed or self.persist or self.send_after_sync or reads.waiting or reads.rounds or self.read_failures:
+            return False
+        return self.role is not Role.LEADER or all(
+            progress.match == log.last_index and progress.sent_commit >= log.committed for progress in self.progress.values()
+        )
 
     def flush(self) -> None:
         """End of a turn: replicate, start reads, hand out what is committed. The lists of effects are complete after this."""
