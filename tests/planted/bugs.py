@@ -96,7 +96,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "up-to-date check forgotten",
         "a candidate without committed entries wins",
-        ((RAFT + "raft", "granted = free and self.log.is_up_to_date(m.last_index, m.last_term)", "granted = free"),),
+        ((RAFT + "log", "return (last_term, last_index) >= (self.last_term, self.last_index)", "return True"),),
     ),
     Bug(
         "ReadIndex without a quorum",

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from anabranch_node.core import effects as fx
+from tests.sim.sim_disk import Rot
 from tests.sim.swarm import SECOND
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ class Faults:
             "crash after a vote": lambda node: False,  # armed by voted()
             "pause": self._pause,
             "isolate": self._isolate,
+            "cut off a leader": self._cut_off_leader,
             "one-way cut": self._one_way,
             "split": self._split,
             "flap": self._flap,
             "clog": self._clog,
             "fsync error": self._fsync_error,
             "fsync stall": self._fsync_stall,
+            "read error": self._read_error,
+            "unreadable sector": self._unreadable,
             "bit rot": self._rot,
             "disk full": self._disk_full,
             "disk lost": self._disk_lost,
@@ -62,7 +66,7 @@ class Faults:
         world.net.heal_all()
         for node in world.nodes.values():
             self._free_disk(node)
-            node.fs.fsync_errors = 0
+            node.fs.fsync_errors = node.fs.read_errors = 0
             node.stall_until_us = 0
             if node.up and node.damaged:
                 self.crash(node, power=False)
@@ -153,6 +157,11 @@ class Faults:
         pairs = [pair for other in self._others(node) for pair in ((node.number, other), (other, node.number))]
         return self._cut_for(pairs, self._duration())
 
+    def _cut_off_leader(self, _: SimNode) -> bool:
+        """From its peers, not from its clients: it believes that it leads for a while after the others have chosen another."""
+        leader = self._world.leader(self._rng.choice(self._world.groups))
+        return leader is not None and self._isolate(self._world.nodes[self._world.node_of[leader.id]])
+
     def _one_way(self, node: SimNode) -> bool:
         others = self._others(node)
         if self._rng.random() < 0.5 and others:
@@ -209,7 +218,20 @@ class Faults:
         )
         if rot is None:
             return False
-        self._damage(node, str(rot))
+        self._damage_file(node, rot)
+        return True
+
+    def _read_error(self, node: SimNode) -> bool:
+        node.fs.read_errors = self._rng.randint(1, 3)
+        return True
+
+    def _unreadable(self, node: SimNode) -> bool:
+        if not node.up or not self._may_damage(node):
+            return False
+        sector = node.fs.make_unreadable(self._rng, lambda path: path.endswith((".seg", ".snap")))
+        if sector is None:
+            return False
+        self._damage_file(node, sector)
         return True
 
     def _disk_lost(self, node: SimNode) -> bool:
@@ -221,6 +243,10 @@ class Faults:
         node.fresh_disk()
         self._world.after(self._rng.choice((SECOND // 10, SECOND)), node.start)
         return True
+
+    def _damage_file(self, node: SimNode, rot: Rot) -> None:
+        node.damaged_files.append(rot.path.rpartition("/")[2])
+        self._damage(node, str(rot))
 
     def _damage(self, node: SimNode, what: str) -> None:
         node.damaged = what

@@ -102,6 +102,8 @@ class Operator:
         world = self._world
         for node in world.nodes.values():
             held = node.host.groups.get(group) if node.up and not node.paused else None
-            if held is None or held.replica in config.members() or self._successor.get((group, node.number)) == held.replica:
+            if held is None or held.replica in config.members():
                 continue
+            if self._successor.get((group, node.number)) == held.replica and node.number in world.placement[group]:
+                continue  # on its way in
             node.push(fx.ReplicaDestroy(group, held.replica))

@@ -35,7 +35,7 @@ class Rot(NamedTuple):
 class SimFile:
     """An inode and its handle in one. Handles of an earlier life (generation) are dead."""
 
-    __slots__ = ("cached", "durable", "fs", "generation", "links", "number", "path", "pending")
+    __slots__ = ("cached", "durable", "fs", "generation", "links", "number", "path", "pending", "unreadable")
 
     def __init__(self, fs: SimFs, number: int, path: str, durable: bytearray, cached: bytearray) -> None:
         self.fs = fs
@@ -46,6 +46,7 @@ class SimFile:
         self.durable = durable
         self.cached = cached
         self.pending: list[tuple[int, bytes]] = []
+        self.unreadable = (0, 0)  # reads that touch this range fail for ever
 
     def pwrite(self, offset: int, data: bytes) -> None:
         fs = self.fs
@@ -60,12 +61,14 @@ class SimFile:
         self.pending.append((offset, data))
 
     def pread(self, offset: int, length: int) -> bytes:
-        self.fs.check(self)
+        fs = self.fs
+        fs.check(self)
+        if fs.read_errors or self.unreadable[1]:
+            fs.fail_read(self, offset, offset + length)
         return bytes(self.cached[offset : offset + length])
 
     def read_all(self) -> bytes:
-        self.fs.check(self)
-        return bytes(self.cached)
+        return self.pread(0, len(self.cached))
 
     def size(self) -> int:
         self.fs.check(self)
@@ -160,13 +163,16 @@ class SimFs:
 
     Faults by attribute: `capacity_bytes`; `fsync_errors`, how many of the next fsyncs fail with EIO: each also loses the bytes it should have
     written, though reads still show them, and the one after it succeeds (that is the trap); `fsync_error_filter`, which paths they hit.
-    `injected` has the path of every error that this life of the process was given and nobody else's doing."""
+    `read_errors`, how many of the next reads fail with EIO; make_unreadable(), a range that always does.
+    `injected` and `injected_reads` have the paths of the errors that this life of the process was given, and nobody else's doing."""
 
     def __init__(self, root: str = "data", capacity_bytes: int = 1 << 40) -> None:
         self.capacity_bytes = capacity_bytes
         self.fsync_errors = 0
         self.fsync_error_filter: Callable[[str], bool] = lambda path: True
+        self.read_errors = 0
         self.injected: list[str] = []
+        self.injected_reads: list[str] = []
         self.ops = 0
         """Mutating calls so far: the clock of crash_after_ops."""
         self.syncs = 0
@@ -297,6 +303,16 @@ class SimFs:
             self._used_bytes += len(file.cached)
         self._settle(self._top)
 
+    def make_unreadable(self, rng: random.Random, path_filter: Callable[[str], bool]) -> Rot | None:
+        """One sector, of those that hold written bytes, can no longer be read: until its file is deleted. None if no file matches."""
+        candidates = [(path, file) for path, file in self.files() if path_filter(path) and any(file.durable)]
+        if not candidates:
+            return None
+        path, file = rng.choice(candidates)
+        start = rng.randrange(len(file.durable.rstrip(b"\0"))) // SECTOR * SECTOR
+        file.unreadable = (start, start + SECTOR)
+        return Rot(path, start, SECTOR, "sector unreadable")
+
     def rot(self, rng: random.Random, path_filter: Callable[[str], bool] | None = None, end_of: Callable[[str], int] | None = None) -> Rot | None:
         """Flip 1..8 bits within one sector, or zero a sector, of durable bytes that were really written (not the zero-filled rest of a file).
         None if no file matches. `end_of` bounds the bytes of a file that may rot. Reads see it at once, except where the cache holds a newer
@@ -393,6 +409,15 @@ class SimFs:
             file.pending.clear()
             raise self.inject(errno.EIO, file.path)
 
+    def fail_read(self, file: SimFile, start: int, end: int) -> None:
+        low, high = file.unreadable
+        if start >= high or low >= end:
+            if not self.read_errors:
+                return
+            self.read_errors -= 1
+        self.injected_reads.append(file.path)
+        raise self.error(errno.EIO, file.path)
+
     def blow(self, file: SimFile) -> float:
         """The fuse has burnt down in a call on this file: how much of the call still happens."""
         self.check(file)
@@ -422,6 +447,7 @@ class SimFs:
         self._dead = False
         self.fsync_errors = 0
         self.injected.clear()
+        self.injected_reads.clear()
 
     def _dir(self, path: str) -> SimDir:
         folder = self._top
@@ -489,6 +515,7 @@ class SimFs:
             again = SimFile(self, file.number, file.path, file.durable, file.cached)
             again.pending = list(file.pending)
             again.links = 0
+            again.unreadable = file.unreadable
             files[file.number] = again
         return files[file.number]
 

@@ -48,6 +48,7 @@ class SimNode:
         self.number = number
         self.rng = Random(world.swarm.seed * 1_000 + number)
         self.skew_us = world.swarm.skew_us[(number - 1) % len(world.swarm.skew_us)]
+        self.tick_us = int(world.swarm.tick_us * world.swarm.tick_rates[number - 1])
         self.boots = 0
         self.up = False
         self.paused = False
@@ -63,6 +64,7 @@ class SimNode:
         self.identity = NodeIdentity(CLUSTER_ID, self.number, self.world.incarnations)
         self.fs = SimFs()
         self.damaged = ""
+        self.damaged_files: list[str] = []  # their names, without the folder: a fence must name one
 
     # --- life and death ----------------------------------------------------------------------------------------------------------
 
@@ -90,6 +92,8 @@ class SimNode:
                     loaded = self.snapshot_disk.perform([fx.SnapshotLoad(key)])[0]
                     assert isinstance(loaded, fx.SnapshotLoaded | fx.SnapshotFailed), loaded
                     snapshots[found.group, found.replica] = loaded
+                    if isinstance(loaded, fx.SnapshotFailed) and _names(loaded.reason, self.fs.injected_reads) and not self._has_unreadable():
+                        raise OSError(loaded.reason)  # it may be there at the next try: nobody is fenced for that
         except SimCrash:
             self.die(power=self.rng.random() < 0.5)
             self.world.at(self.world.now_us + 500_000, self.start)
@@ -101,9 +105,14 @@ class SimNode:
             self.world.lose_disk(self)
             return
         except OSError as error:
-            if not self.may_stop(str(error)):
+            if not self.may_stop(str(error)) and not _names(str(error), self.fs.injected_reads):
                 raise
+            if self._has_unreadable() and _names(str(error), self.fs.injected_reads):
+                self.world.note(self.number, f"joins as a new incarnation: {error}")
+                self.world.lose_disk(self)
+                return
             self.fs.injected.clear()
+            self.fs.injected_reads.clear()
             self.world.note(self.number, f"cannot start: {error}")
             self.world.at(self.world.now_us + 500_000, self.start)
             return
@@ -147,9 +156,12 @@ class SimNode:
         else:
             self.fs.kill()
 
+    def _has_unreadable(self) -> bool:
+        return bool(self.damaged) and any(file.unreadable[1] and path in self.fs.injected_reads for path, file in self.fs.files())
+
     def may_stop(self, reason: str) -> bool:
-        """Only for an error that we gave to this very process, and that it names."""
-        return any(path in reason for path in self.fs.injected)
+        """Only for an error that we gave to this very process, and that it names. Never for a read: what is durable is unaffected by that."""
+        return _names(reason, self.fs.injected)
 
     def pause(self) -> None:
         self.paused = True
@@ -188,7 +200,7 @@ class SimNode:
         if self.up and life == self.boots:
             if not self.paused:
                 self.push(fx.Tick())
-            self.world.after(self.world.swarm.tick_us, self._tick, life)
+            self.world.after(self.tick_us, self._tick, life)
 
     def perform(self, effects: list[fx.Effect]) -> None:
         ticket = 0
@@ -314,3 +326,7 @@ class SimNode:
         if held != replica or index >= first + len(terms):
             return False
         return index < first or terms[index - first] == term
+
+
+def _names(reason: str, paths: list[str]) -> bool:
+    return any(f"{path}:" in reason or f"'{path}'" in reason for path in paths)

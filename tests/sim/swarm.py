@@ -22,12 +22,15 @@ FAULT_CLASSES = (
     "crash after a vote",
     "pause",
     "isolate",
+    "cut off a leader",
     "one-way cut",
     "split",
     "flap",
     "clog",
     "fsync error",
     "fsync stall",
+    "read error",
+    "unreadable sector",
     "bit rot",
     "disk full",
     "disk lost",
@@ -65,13 +68,24 @@ class Swarm:
     faults: tuple[str, ...]
     quorum_loss: bool
     """Damage may exceed what the protocol survives: only safety is checked then."""
+    mischief: float
+    """How often a client does what it should not."""
+    final_power_loss: bool
+    """When all is quiet, all nodes lose power at once; what they find on their disks is judged, not what they have in memory."""
+    tick_rates: tuple[float, ...]
+    """Of each node's clock."""
     skew_us: tuple[int, ...] = field(default=())
+
+    @property
+    def can_keep_up(self) -> bool:
+        """Replicas that are behind can be brought up faster than clients write; not so with pieces of 64 bytes, one per round trip."""
+        return self.host.group.snapshots.piece_bytes >= 16 << 10 and self.host.raft.in_flight_count_max >= 8
 
 
 def draw(seed: int) -> Swarm:
     rng = Random(seed * 2 + 1)
     nodes = rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7))
-    replication = rng.choice([size for size in (1, 3, 3, 3, 5) if size <= nodes])
+    replication = rng.choice([size for size in (1, 2, 3, 3, 3, 4, 5) if size <= nodes])
     election_ticks = rng.randint(8, 30)
     tick_us = rng.choice((20_000, 30_000, 50_000))
     segment_bytes = rng.choice((8, 16, 32, 64)) << 10
@@ -97,7 +111,7 @@ def draw(seed: int) -> Swarm:
         command_bytes_max=2_000, entry_bytes_max=min(rng.choice((100, 1_000, 1 << 20)), segment_bytes // 2 - 1024), snapshots=snapshots
     )
     chosen = tuple(name for name in FAULT_CLASSES if rng.random() < 0.55)
-    clients = rng.randint(3, 8)
+    clients = rng.randint(4, 9)
     return Swarm(
         seed=seed,
         nodes=nodes,
@@ -124,4 +138,7 @@ def draw(seed: int) -> Swarm:
         faults=chosen or ("kill",),
         quorum_loss=rng.random() < 0.04,
         skew_us=tuple(rng.choice((0, 0, 5_000, -200_000, 3_600 * SECOND)) for _ in range(nodes)),
+        mischief=rng.choice((0.0, 0.02, 0.1)),
+        final_power_loss=rng.random() < 0.5,
+        tick_rates=tuple(rng.uniform(0.95, 1.05) for _ in range(nodes)),
     )

@@ -18,8 +18,8 @@ from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.results import ReadSlice
 from tests.checkers import stream_checker
 from tests.checkers.history import History
-from tests.sim.chance import between
 from tests.sim import resources
+from tests.sim.chance import between
 from tests.sim.clients import Client
 from tests.sim.faults import Faults
 from tests.sim.invariants import Invariants
@@ -29,8 +29,10 @@ from tests.sim.sim_node import SimNode
 from tests.sim.swarm import SECOND, Swarm
 
 CONVERGE_US = 120 * SECOND
+KEEP_UP_US = 60 * SECOND
+KEEP_UP_ENTRIES = 30
+RESTART_US = 30 * SECOND
 _DIGEST_MASK = (1 << 61) - 1
-_NAMES_A_FILE = re.compile(r"\d{16}\.seg|\.snap\b|^snapshot at \d+: ")
 _IS_A_BUG = re.compile(r"(?!Damaged|ForeignFormat|NewerFormat|FormatError)[A-Z]\w*: ")  # the name of an exception: not what a disk can do
 
 
@@ -76,6 +78,8 @@ class World:
         self.placement = {group: sorted(self.rng.sample(list(self.nodes), swarm.replication)) for group in self.groups}
         self.group_of = {f"b/{group}-{number}": group for group in self.groups for number in range(swarm.streams_per_group)}
         self.streams = list(self.group_of)
+        self.ghosts = {group: f"b/{group}-ghost" for group in self.groups}  # streams that nobody ever creates
+        self.group_of.update({ghost: group for group, ghost in self.ghosts.items()})
         self.operator = Operator(self)
         self.faults = Faults(self)
         self.clients = [Client(self, number) for number in range(1, swarm.clients + 1)]
@@ -128,10 +132,35 @@ class World:
             return
         self.note(0, "the chaos is over")
         self._run_until(self.now_us + SECOND)
+        if self.swarm.can_keep_up and not self._run_until(self.now_us + KEEP_UP_US, self._keeps_up):
+            raise self.violation(f"no fault for {KEEP_UP_US // SECOND} s, clients write on, and still {self._why_behind()}")
         self.draining = True
         if not self._run_until(self.now_us + CONVERGE_US, self._converged):
             raise self.violation(f"no convergence within {CONVERGE_US // SECOND} s: {self._why_not()}")
+        if self.swarm.final_power_loss:
+            self.note(0, "all nodes lose power a last time")
+            self.faults.count["power loss at the end"] += 1
+            for node in self.nodes.values():
+                self.faults.crash(node, power=True)
+            if not self._run_until(self.now_us + RESTART_US, self._converged):
+                raise self.violation(f"no convergence within {RESTART_US // SECOND} s of a restart of all nodes: {self._why_not()}")
         self._judge()
+
+    def _keeps_up(self) -> bool:
+        return not self._why_behind()
+
+    def _why_behind(self) -> str:
+        """While clients still write: does every voter follow its leader closely?"""
+        for group in self.groups:
+            leader = self.leader(group)
+            if leader is None:
+                return f"group {group} has no leader"
+            for replica in leader.config.voters:
+                held = self.nodes[self.node_of[replica]].host.groups.get(group)
+                applied = held.raft.applied if held is not None and held.replica == replica and not held.fenced else -1
+                if applied < leader.log.committed - KEEP_UP_ENTRIES:
+                    return f"group {group} replica {replica} has applied {applied} of {leader.log.committed}"
+        return ""
 
     def _converged(self) -> bool:
         return not self._why_not()
@@ -198,7 +227,7 @@ class World:
         if asked is None or asked.node is not node or asked.life != node.boots:
             raise self.violation(f"node {node.number} answers token {token}, which it was not asked or has answered before: {result}")
         if asked.client is not None:
-            self.after(between(self.rng, self.swarm.net_delay_us), asked.client.heard, token, result)
+            self.after(between(self.rng, self.swarm.net_delay_us), asked.client.heard, token, result, node.number)
 
     def _unanswered(self) -> str:
         for token, asked in list(self._asked.items()):
@@ -212,7 +241,7 @@ class World:
         self.fences += 1
         if not node.damaged:
             raise self.violation(f"node {node.number} fenced group {effect.group} on an undamaged disk: {effect.reason}")
-        if not _NAMES_A_FILE.search(effect.reason) or _IS_A_BUG.match(effect.reason):
+        if not any(name in effect.reason for name in node.damaged_files) or _IS_A_BUG.match(effect.reason):
             raise self.violation(f"node {node.number} fenced group {effect.group} for something else than its disk ({node.damaged}): {effect.reason}")
         self.lost_replicas.add(effect.replica)
 

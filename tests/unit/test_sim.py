@@ -13,6 +13,7 @@ from anabranch_node.core.stream.results import Appended
 from tests.checkers import history
 from tests.sim import invariants, resources
 from tests.sim.run import play
+from tests.sim.sim_disk import Rot
 from tests.sim.swarm import SECOND, draw
 from tests.sim.world import Violation, World
 
@@ -101,6 +102,11 @@ def test_a_request_that_died_with_its_node_needs_no_answer() -> None:
 # --- fences and stops ------------------------------------------------------------------------------------------------------------
 
 
+def damage(world: World) -> None:
+    for path in ("data/wal/0000000000000003.seg", "data/snapshots/1/3-32-3.snap"):
+        world.faults._damage_file(world.nodes[1], Rot(path, 9, 1, "1 bit flipped"))
+
+
 def fence(world: World, reason: str) -> None:
     node = world.nodes[1]
     node.perform([fx.GroupFenced(1, 1, reason)])
@@ -111,10 +117,13 @@ def test_a_fence_on_an_undamaged_disk_is_noticed() -> None:
         fence(a_quiet_world(), "wal/0000000000000003.seg: offset 9: record checksum is wrong")
 
 
-@pytest.mark.parametrize("reason", ["InvariantBroken: wal/0000000000000003.seg", "AssertionError: ", "KeyError: 3.snap", "(3, 4)", ""])
+@pytest.mark.parametrize(
+    "reason",
+    ["InvariantBroken: wal/0000000000000003.seg", "AssertionError: ", "KeyError: 3.snap", "(3, 4)", "", "wal/0000000000000004.seg: offset 9"],
+)
 def test_a_fence_for_a_bug_is_noticed_on_a_damaged_disk_too(reason: str) -> None:
     world = a_quiet_world()
-    world.nodes[1].damaged = "bits flipped"
+    damage(world)
     with pytest.raises(Violation, match="something else than its disk"):
         fence(world, reason)
 
@@ -129,7 +138,7 @@ def test_a_fence_for_a_bug_is_noticed_on_a_damaged_disk_too(reason: str) -> None
 )
 def test_a_fence_for_damage_is_accepted_on_a_damaged_disk(reason: str) -> None:
     world = a_quiet_world()
-    world.nodes[1].damaged = "bits flipped"
+    damage(world)
     fence(world, reason)
     assert world.fences == 1
 
