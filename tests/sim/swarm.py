@@ -3,7 +3,7 @@ once missed by 4,000 seeds with one batch size and found by the second seed afte
 
 world.py plays the result. Each fault class is on or off per run, so that some runs concentrate on few of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from anabranch_node.core.raft.raft import RaftOptions
@@ -112,7 +112,7 @@ def draw(seed: int) -> Swarm:
     )
     chosen = tuple(name for name in FAULT_CLASSES if rng.random() < 0.55)
     clients = rng.randint(4, 9)
-    return Swarm(
+    swarm = Swarm(
         seed=seed,
         nodes=nodes,
         group_count=rng.randint(1, 3),
@@ -141,4 +141,25 @@ def draw(seed: int) -> Swarm:
         mischief=rng.choice((0.0, 0.02, 0.1)),
         final_power_loss=rng.random() < 0.5,
         tick_rates=tuple(rng.uniform(0.95, 1.05) for _ in range(nodes)),
+    )
+    return _hunt_stale_reads(swarm) if nodes >= 3 and replication >= 3 and rng.random() < 0.15 else swarm
+
+
+def _hunt_stale_reads(swarm: Swarm) -> Swarm:
+    """Two leaders exist for a fraction of a second at a time, and a stale read needs an append and a read within it: impatient clients, many reads,
+    leaders cut off again and again, and little else."""
+    return replace(
+        swarm,
+        group_count=1,
+        streams_per_group=1,
+        clients=8,
+        think_us=25_000,
+        timeout_us=SECOND // 10,
+        producer_share=0.0,
+        read_share=0.5,
+        net_delay_us=(100, 1_000),
+        sync_us=(50, 500),
+        loss=0.0,
+        faults=("cut off a leader", "cut off a leader", "pause", *swarm.faults[:1]),
+        fault_gap_us=2 * SECOND,
     )

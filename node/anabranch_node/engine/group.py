@@ -178,7 +178,8 @@ class Group:
                 out.append(Answer(token, result))
 
     def tick(self, out: list[Effect]) -> None:
-        """Only while `busy`. A replica that lost its leader may never apply what a read waits for: that read is asked again elsewhere, not kept for ever."""
+        """Only while `busy`. A replica that lost its leader may never apply what a read waits for: that read is asked again elsewhere, not kept for
+        ever."""
         if self._confirmed and not self.raft.hears_leader():
             out.extend(Answer(token, ReadUnavailable()) for _, token in self._confirmed if self._reads.pop(token, None) is not None)
             self._confirmed.clear()
