@@ -345,3 +345,21 @@ def test_a_replica_that_cannot_cut_its_log_does_not_pin_the_log_of_all_others() 
         bench.write()
         bench.maintain()
     assert len(bench.wal.segments) <= 2 * options.segments_live_max + 2
+
+
+def test_a_start_makes_room_before_it_needs_any() -> None:
+    """On a full disk each restart takes a segment: what is dead goes first, so that a node cannot restart itself out of its reserve."""
+    bench = Bench()
+    bench.create(1, 1)
+    for index in range(1, 60):
+        bench.append(1, 1, index, b"x" * 700)
+        bench.write()
+    bench.wal.stage(1, 1, SnapshotMark(59, 1, b"config", 60, 1))
+    bench.write()
+    dead = list(bench.wal.segments)[:-1]
+    assert dead
+    bench.disk.kill_process()
+    recovered = bench.disk.recover()
+    effects = Wal(IDENTITY, OPTIONS, recovered).open()
+    assert effects[:-1] == [SegmentDelete(segment) for segment in dead]
+    assert isinstance(effects[-1], SegmentCreate)
