@@ -44,6 +44,7 @@ class Client:
         self.past: list[tuple[int, dict[str, int]]] = []  # epochs that we left behind, with the next sequence on each stream
         self.holes = 0
         self.acked = 0
+        self.timeouts = 0  # in a row
         self.created: set[str] = set()
 
     @property
@@ -84,7 +85,10 @@ class Client:
         self._later()
 
     def _later(self) -> None:
-        self.world.after(self.rng.randint(1, 2 * self.world.swarm.think_us), self.act)
+        # Once the chaos is over a client that timed out waits longer each time, as any client should: with a window of one small append and impatient
+        # retries a leader could otherwise be given work faster than it may send it, for ever (seed 1050).
+        patience = 1 << min(self.timeouts, 6) if self.world.chaos_over else 1
+        self.world.after(patience * self.rng.randint(1, 2 * self.world.swarm.think_us), self.act)
 
     def _create(self, stream: str) -> None:
         op = self.world.history.invoke_create(self.number, stream, self.world.tick(), _CONTENT_TYPE)
@@ -166,12 +170,14 @@ class Client:
     def _time_out(self, token: int) -> None:
         op = self.waiting.pop(token, None)
         if op is not None:
+            self.timeouts += 1
             history.unknown(op, self.world.tick())
             self.leader.pop(self.world.group_of[op.stream], None)
 
     def heard(self, token: int, result: Any, node: int) -> None:
         op = self.waiting.pop(token, None)
         if op is not None:
+            self.timeouts = 0
             _record(op, self.world.tick(), result)
             self._learn(op, result, node)
         else:

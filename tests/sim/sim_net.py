@@ -19,7 +19,7 @@ class SimNet:
         self._rng = world.rng
         self._swarm = world.swarm
         self.calm = False
-        """After the chaos: nothing is lost or duplicated any more."""
+        """After the chaos: nothing is lost, duplicated or slow any more."""
         self.cuts: dict[tuple[int, int], int] = {}  # (from, to) -> how many faults cut this direction now
         self.clogged_until: dict[tuple[int, int], int] = {}
         self.lost = 0
@@ -50,7 +50,7 @@ class SimNet:
             self.duplicated += 1
         for _ in range(copies):
             delay = between(rng, swarm.net_delay_us)
-            if swarm.slow_packet and rng.random() < swarm.slow_packet:
+            if not self.calm and swarm.slow_packet and rng.random() < swarm.slow_packet:
                 delay *= 50
             at = max(world.now_us + delay, self.clogged_until.get((src, dst), 0))
             world.at(at, self._deliver, src, dst, data)
