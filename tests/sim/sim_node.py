@@ -64,6 +64,7 @@ class SimNode:
         self.identity = NodeIdentity(CLUSTER_ID, self.number, self.world.incarnations)
         self.fs = SimFs()
         self.damaged = ""
+        self.known_synced = Position(0, 0)
         self.damaged_files: list[str] = []  # their names, without the folder: a fence must name one
 
     # --- life and death ----------------------------------------------------------------------------------------------------------
@@ -116,6 +117,8 @@ class SimNode:
             self.world.note(self.number, f"cannot start: {error}")
             self.world.at(self.world.now_us + 500_000, self.start)
             return
+        if recovered.end < self.known_synced:
+            raise self.world.violation(f"node {self.number} cut its log at {recovered.end}, though its disk knew it synced up to {self.known_synced}")
         if recovered.torn is not None:
             self.world.note(self.number, f"cut a torn tail: {recovered.torn}")
         self.up, self.paused = True, False
