@@ -312,9 +312,6 @@ BUGS: tuple[Bug, ...] = (
             ),
         ),
     ),
-    Bug(
-        "a replica being removed may not run",
-        "found by seed 381: the only log with the last entry never campaigns, and nobody else can win",
-        ((RAFT + "candidate", "if raft.may_campaign():", "if raft.config.is_voter(raft.id):"),),
-    ),
+    # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700 seeds of
+    # this one; tests/scripts/raft/removed_leader_must_finish_its_removal.txt holds it.
 )
