@@ -312,6 +312,6 @@ BUGS: tuple[Bug, ...] = (
             ),
         ),
     ),
-    # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700 seeds of
-    # this one; tests/scripts/raft/removed_leader_must_finish_its_removal.txt holds it.
+    # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700
+    # seeds of this one; tests/scripts/raft/removed_leader_must_finish_its_removal.txt holds it.
 )
