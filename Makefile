@@ -24,12 +24,23 @@ PY    := $(VENV)/bin/python
 STAGE := @.ci/stage
 # Named after the lock file's content: a changed lock installs again, an unchanged one costs nothing.
 STAMP := $(VENV)/.installed-dev-$(shell cksum < requirements/dev.txt | tr -c '0-9\n' '-')
+# What a node needs and no more, for `make run`. The pins of both files agree, so the two share one environment.
+NODE_STAMP := $(VENV)/.installed-node-$(shell cksum < requirements/node.txt | tr -c '0-9\n' '-')
 
 .PHONY: help
 help: ## show this list
 	@echo "usage: make TARGET [VARIABLE=value]"
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 	@echo "environment: $(VENV) (VENV=...), processes: $(JOBS) (JOBS=...)"
+
+NODES ?= 3
+PORT  ?= 4437
+DATA  ?= ./anabranch-data
+MINUTES ?= 5
+
+.PHONY: run
+run: $(NODE_STAMP) ## a durable local cluster with one command: NODES=3 PORT=4437 DATA=./anabranch-data; Ctrl-C stops it, the data stays
+	@exec $(PY) -m anabranch_node.main dev --nodes $(NODES) --port $(PORT) --data $(DATA)
 
 .PHONY: test
 test: $(STAMP) ## unit tests, scripts and tidiness; then 300 simulation seeds; then five planted bugs
@@ -66,17 +77,24 @@ bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
 venv: $(STAMP) ## only set up the virtual environment
 
 $(STAMP):
-	@test -n "$(PYTHON)" || { echo "Anabranch needs Python 3.11 or newer on the PATH; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@start=$$SECONDS; \
-	if ! "$(PY)" -c 'import pip' 2>/dev/null; then \
-		echo "making $(VENV) with $$($(PYTHON) --version)"; \
-		$(PYTHON) -m venv --clear "$(VENV)"; \
-	fi; \
-	echo "installing $$(grep -c '==' requirements/dev.txt) pinned packages into $(VENV)"; \
-	rm -f "$(VENV)"/.installed-dev-*; \
-	"$(PY)" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/dev.txt; \
-	touch "$@"; \
-	echo "environment ready in $$((SECONDS - start)) s"
+	@$(call install,dev)
+
+$(NODE_STAMP):
+	@$(call install,node)
+
+define install
+test -n "$(PYTHON)" || { echo "Anabranch needs Python 3.11 or newer on the PATH; set PYTHON=/path/to/python3.11" >&2; exit 1; }; \
+start=$$SECONDS; \
+if ! "$(PY)" -c 'import pip' 2>/dev/null; then \
+	echo "making $(VENV) with $$($(PYTHON) --version)"; \
+	$(PYTHON) -m venv --clear "$(VENV)"; \
+fi; \
+echo "installing $$(grep -c '==' requirements/$(1).txt) pinned packages into $(VENV)"; \
+rm -f "$(VENV)"/.installed-$(1)-*; \
+"$(PY)" -m pip install --quiet --progress-bar on --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/$(1).txt; \
+touch "$@"; \
+echo "environment ready in $$((SECONDS - start)) s"
+endef
 
 # Existing pins are kept where they still fit; UPGRADE=1 takes the newest of everything. Shared packages have one version in all files.
 LOCK := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
