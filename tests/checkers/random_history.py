@@ -8,6 +8,7 @@ from random import Random
 
 from anabranch_node.core.stream.commands import Append, Create, Producer
 from anabranch_node.core.stream.machine import StreamMachine
+from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import (
     Appended,
     Created,
@@ -56,7 +57,7 @@ def correct(rng: Random, op_count: int) -> tuple[list[Op], bytes | None]:
             op, result = effective.pop(rng.randrange(len(effective)))
             if rng.random() < 0.85:
                 _answer(op, clock, result)
-    content = machine.read(STREAM, 0, 1 << 30)
+    content = machine.query(ReadAt(STREAM, 0, 1 << 30), 0)
     return history.ops, content.data if isinstance(content, ReadSlice) else None
 
 
@@ -75,7 +76,7 @@ def _invoke(
     if create or choice < 0.08:
         return history.invoke_create(client, STREAM, clock, rng.choice(TYPES))
     if choice < 0.35:
-        tail = machine.read(STREAM, 0, 1 << 30)
+        tail = machine.query(ReadAt(STREAM, 0, 1 << 30), 0)
         end = tail.next_offset if isinstance(tail, ReadSlice) else 0
         return history.invoke_read(client, STREAM, clock, rng.choice((0, 0, end, rng.randint(0, end + 2))))
     payload = b"%02d" % len(history.ops) + b"." * rng.choice((0, 0, 1, 3))
@@ -97,7 +98,7 @@ def _invoke(
 
 def _perform(machine: StreamMachine, op: Op, max_bytes: int) -> Result | ReadResult:
     if op.kind == h.READ:
-        return machine.read(STREAM, op.start, max_bytes)
+        return machine.query(ReadAt(STREAM, op.start, max_bytes), 0)
     index = machine.applied_index + 1
     if op.kind == h.CREATE:
         return machine.apply_commands(index, [Create(STREAM, op.content_type, 0)])[0]
@@ -270,7 +271,7 @@ def long(rng: Random, stream_count: int, op_count: int) -> tuple[list[Op], dict[
                 continue
         op = waiting.pop(0)
         if op.kind == h.READ:
-            result: Result | ReadResult = machine.read(op.stream, op.start, 4096)
+            result: Result | ReadResult = machine.query(ReadAt(op.stream, op.start, 4096), 0)
         else:
             command = Append(op.stream, op.payload, 0, None if op.producer is None else Producer(*op.producer))
             result = machine.apply_commands(machine.applied_index + 1, [command])[0]
@@ -280,7 +281,7 @@ def long(rng: Random, stream_count: int, op_count: int) -> tuple[list[Op], dict[
             _answer(op, clock := clock + 1, result)
     finals: dict[str, bytes | None] = {}
     for name in names:
-        content = machine.read(name, 0, 1 << 40)
+        content = machine.query(ReadAt(name, 0, 1 << 40), 0)
         assert isinstance(content, ReadSlice)
         finals[name] = content.data
     return history.ops, finals

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch_node.core import effects as fx
 from anabranch_node.core.errors import NotLeading
 from anabranch_node.core.stream.commands import Append, Create, Producer
+from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import Appended, Created, OffsetBeyondTail, ReadSlice, SequenceGap, StaleEpoch, StreamExists
 from tests.checkers import history
 from tests.checkers.history import Op
@@ -151,7 +152,9 @@ class Client:
         token = world.token()
         (self.strays if stray_us else self.waiting)[token] = op
         event: fx.Event = (
-            fx.Propose(token, group, command) if command is not None else fx.Read(token, group, op.stream, op.start, rng.choice((1, 200, 1 << 20)))
+            fx.Propose(token, group, command)
+            if command is not None
+            else fx.Read(token, group, ReadAt(op.stream, op.start, rng.choice((1, 200, 1 << 20))))
         )
         delay = between(rng, world.swarm.net_delay_us)
         if world.swarm.slow_packet and rng.random() < world.swarm.slow_packet:

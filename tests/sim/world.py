@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import Raft, Role
+from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import ReadSlice
+from anabranch_node.engine.host import NOBODY
 from tests.checkers import stream_checker
 from tests.checkers.history import History
 from tests.sim import resources
@@ -223,6 +225,8 @@ class World:
         node.push(request)
 
     def answer(self, node: SimNode, token: int, result: Any) -> None:
+        if token == NOBODY:
+            return
         asked = self._asked.pop(token, None)
         if asked is None or asked.node is not node or asked.life != node.boots:
             raise self.violation(f"node {node.number} answers token {token}, which it was not asked or has answered before: {result}")
@@ -300,7 +304,7 @@ def _content(machine: Any, stream: str) -> bytes | None:
     pieces = []
     offset = 0
     while True:
-        found = machine.read(stream, offset, 1 << 20)
+        found = machine.query(ReadAt(stream, offset, 1 << 20), 0)
         if not isinstance(found, ReadSlice):
             return None
         pieces.append(found.data)

@@ -2,6 +2,7 @@
 
 test_stream_machine.py and test_stream_snapshot.py compare the real one with it, and share their inputs, which are drawn here."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,35 +11,78 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 
 from anabranch_node.core.stream import producers, stream
-from anabranch_node.core.stream.commands import Append, Command, Create, Producer
+from anabranch_node.core.stream.commands import Append, Command, Create, Delete, Expire, Producer, Touch
 from anabranch_node.core.stream.results import (
     Appended,
     BadEpochStart,
+    ContentTypeMismatch,
     Created,
+    Deleted,
     EmptyBody,
+    NotDue,
     ReadResult,
     ReadSlice,
     Result,
+    SeqRegression,
     SequenceGap,
     StaleEpoch,
+    StreamClosed,
     StreamExists,
+    StreamInfo,
     StreamNotFound,
     TooManyProducers,
+    Touched,
 )
 
 PRODUCERS_MAX = 3
 IDLE_MS = 100
 
-names = st.sampled_from(["b/one", "b/two", "c/one"])
-times = st.integers(0, 400)
+NAMES = ["b/one", "b/two", "c/one"]
+names = st.sampled_from(["b/one"] * 6 + ["b/two"] * 2 + ["c/one"])
+# Mostly within one producer's idle time; a late one ends all of it, and windows with it.
+times = st.sampled_from([0] * 12 + [50] * 4 + [120, 400, 1100, 1130, 2000, 2300, 4000])
 claims = st.builds(Producer, st.sampled_from(["p", "q", "r", "s", "t"]), st.sampled_from([0, 0, 0, 1, 2]), st.sampled_from([0, 0, 0, 1, 1, 2, 3]))
-bodies = st.integers(1, 9).flatmap(lambda size: st.binary(min_size=size, max_size=size)) | st.sampled_from([b"", b"x" * 40])
-commands = st.one_of(
-    st.builds(Create, names, st.sampled_from(["text/plain", "application/json"]), times),
-    st.builds(Append, names, bodies, times),
-    st.builds(Append, names, bodies, times, claims),
+content_types = st.sampled_from(["text/plain"] * 4 + ["Text/Plain; charset=utf-8", "application/json"])
+messages = st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5) | st.sampled_from([[], [b"x" * 40]])
+incarnations = st.builds(lambda index, position: index << 16 | position, st.sampled_from([1, 1, 1, 2, 3]), st.sampled_from([0, 0, 0, 1]))
+
+
+def lengths_of(parts: list[bytes]) -> bytes:
+    return b"" if len(parts) < 2 else struct.pack(f"<{len(parts)}I", *map(len, parts))
+
+
+def _create(name: str, content_type: str, now_ms: int, window: tuple[int | None, int | None], closed: bool, parts: list[bytes]) -> Create:
+    ttl_s, expires_at_ms = window
+    expires_at = "" if expires_at_ms is None else f"time {expires_at_ms}"
+    return Create(name, content_type, now_ms, ttl_s, expires_at_ms, expires_at, closed, b"".join(parts), lengths_of(parts))
+
+
+@st.composite
+def _appends(draw: st.DrawFn) -> Append:
+    parts = draw(messages)
+    return Append(
+        draw(names),
+        b"".join(parts),
+        draw(times),
+        draw(st.none() | claims),
+        draw(st.sampled_from([""] * 5 + ["text/plain", "TEXT/PLAIN;x=y", "application/json"])),
+        lengths_of(parts),
+        draw(st.sampled_from([False] * 15 + [True])),
+        draw(st.sampled_from([None] * 3 + ["a", "b", "é", "10", "9"])),
+        draw(st.sampled_from(["", "", "k", "l"])),
+        draw(st.none() | times),
+    )
+
+
+windows = st.sampled_from([(None, None)] * 9 + [(0, None), (1, None), (2, None), (None, 300), (None, 2000)])
+creates = st.builds(_create, names, content_types, times, windows, st.sampled_from([False] * 5 + [True]), messages | st.just([]))
+lives = st.one_of(
+    creates, creates, st.builds(Touch, names, incarnations, times), st.builds(Expire, names, incarnations, times), st.builds(Delete, names, times)
 )
-entries = st.lists(st.lists(commands, max_size=6), max_size=25).map(lambda more: [[Create("b/one", "text/plain", 0)], *more])
+plain_claims = st.builds(Append, names, st.just(b"x"), times, claims)
+commands = st.integers(0, 9).flatmap(lambda kind: lives if kind < 3 else plain_claims if kind < 6 else _appends())
+firsts = st.sampled_from([Create("b/one", "text/plain", 0), Create("b/one", "text/plain", 0, 1)])
+entries = st.tuples(firsts, st.lists(st.lists(commands, max_size=6), max_size=25)).map(lambda drawn: [[drawn[0]], *drawn[1]])
 
 
 @contextmanager
@@ -63,15 +107,42 @@ class ModelProducer:
 
 
 @dataclass
+class ModelMessage:
+    body: bytes
+    time_ms: int
+    key: str
+
+
+@dataclass
 class ModelStream:
     incarnation: int
     content_type: str
-    messages: list[tuple[bytes, int]] = field(default_factory=list)
+    ttl_s: int | None = None
+    expires_at_ms: int | None = None
+    expires_at: str = ""
+    touched_ms: int = 0
+    closed: bool = False
+    closer: Producer | None = None
+    seq: str | None = None
+    messages: list[ModelMessage] = field(default_factory=list)
     producers: dict[str, ModelProducer] = field(default_factory=dict)
 
     @property
     def tail(self) -> int:
-        return sum(len(body) for body, _ in self.messages)
+        return sum(len(message.body) for message in self.messages)
+
+    @property
+    def grace_ms(self) -> int:
+        assert self.ttl_s is not None
+        return min(self.ttl_s * 1000 // 8, 60_000)
+
+    def gone(self, clock: int) -> bool:
+        if self.ttl_s is not None:
+            return clock >= self.touched_ms + self.ttl_s * 1000 + self.grace_ms
+        return self.expires_at_ms is not None and clock >= self.expires_at_ms
+
+    def touch_due(self, now_ms: int) -> bool:
+        return self.ttl_s is not None and (now_ms < self.touched_ms or now_ms - self.touched_ms >= self.grace_ms)
 
 
 @dataclass
@@ -79,24 +150,57 @@ class Model:
     clock: int = 0
     streams: dict[str, ModelStream] = field(default_factory=dict)
 
-    def apply(self, index: int, command: Command) -> Result:
+    def apply(self, index: int, position: int, command: Command) -> Result:
         self.clock = max(self.clock, command.now_ms)
         if isinstance(command, Create):
-            found = self.streams.get(command.stream)
-            if found is None:
-                self.streams[command.stream] = ModelStream(index, command.content_type)
-                return Created(0, existed=False)
-            if found.content_type != command.content_type:
-                return StreamExists(command.stream, found.content_type)
-            return Created(found.tail, existed=True)
-        if not command.body:
-            return EmptyBody(command.stream)
-        if command.stream not in self.streams:
+            return self._create(index * 65536 + position, command)
+        if isinstance(command, Expire):
+            due = self.streams.get(command.stream)
+            if due is None or due.incarnation != command.incarnation or not due.gone(self.clock):
+                return NotDue()
+            del self.streams[command.stream]
+            return Deleted(due.incarnation)
+        found = self.visible(command.stream)
+        if isinstance(command, Touch):
+            if found is not None and found.incarnation == command.incarnation:
+                found.touched_ms = self.clock
+            return Touched()
+        if found is None:
             return StreamNotFound(command.stream)
-        return self._append(self.streams[command.stream], command.body, command.producer)
+        if isinstance(command, Delete):
+            del self.streams[command.stream]
+            return Deleted(found.incarnation)
+        return self._append(found, command)
 
-    def _append(self, target: ModelStream, body: bytes, claim: Producer | None) -> Result:
-        start, end = target.tail, target.tail + len(body)
+    def visible(self, name: str) -> ModelStream | None:
+        found = self.streams.get(name)
+        return None if found is None or found.gone(self.clock) else found
+
+    def _create(self, incarnation: int, command: Create) -> Result:
+        found = self.visible(command.stream)
+        if found is not None:
+            same = (found.ttl_s, found.expires_at_ms, found.closed) == (command.ttl_s, command.expires_at_ms, command.closed)
+            if not same or media_type(found.content_type) != media_type(command.content_type):
+                return StreamExists(command.stream, found.content_type)
+            found.touched_ms = self.clock
+            return Created(found.tail, True, found.closed, found.incarnation)
+        made = ModelStream(incarnation, command.content_type, command.ttl_s, command.expires_at_ms, command.expires_at, self.clock, command.closed)
+        made.messages = [ModelMessage(body, self.clock, "") for body in split(command.body, command.lengths)]
+        self.streams[command.stream] = made
+        return Created(made.tail, False, command.closed, incarnation)
+
+    def _append(self, target: ModelStream, command: Append) -> Result:
+        claim, tail = command.producer, target.tail
+        if target.closed:
+            if claim is None and command.close and not command.body:
+                target.touched_ms = self.clock
+                return Appended(tail, tail, duplicate=True, closed=True)
+            if claim is None or claim != target.closer:
+                return StreamClosed(tail)
+        if command.body and command.content_type and media_type(command.content_type) != media_type(target.content_type):
+            if not target.closed:
+                return ContentTypeMismatch(target.content_type)
+        alive = target.producers
         if claim is not None:
             known = target.producers.get(claim.id)
             if known is None:
@@ -105,28 +209,43 @@ class Model:
                 alive = {name: p for name, p in target.producers.items() if self.clock - p.active_ms < IDLE_MS}
                 if len(alive) >= PRODUCERS_MAX:
                     return TooManyProducers(PRODUCERS_MAX)
-                target.producers = alive
             elif claim.epoch < known.epoch:
                 return StaleEpoch(known.epoch, claim.epoch)
             elif claim.epoch > known.epoch and claim.seq != 0:
                 return BadEpochStart(claim.epoch, claim.seq)
             elif claim.epoch == known.epoch and claim.seq <= known.seq:
-                known.active_ms = self.clock
-                return Appended(known.start, known.end, True) if claim.seq == known.seq else Appended(start, start, True)
+                known.active_ms = target.touched_ms = self.clock
+                start, end = (known.start, known.end) if claim.seq == known.seq else (tail, tail)
+                return Appended(start, end, True, target.closed, True, known.epoch, known.seq)
             elif claim.epoch == known.epoch and claim.seq > known.seq + 1:
                 return SequenceGap(known.seq + 1, claim.seq)
-            target.producers[claim.id] = ModelProducer(claim.epoch, claim.seq, start, end, self.clock)
-        target.messages.append((body, self.clock))
-        return Appended(start, end)
+        if command.seq is not None:
+            if target.seq is not None and command.seq.encode() <= target.seq.encode():
+                return SeqRegression(target.seq)
+        if not command.body and not command.close:
+            return EmptyBody(command.stream)
+        time_ms = self.clock
+        if command.timestamp_ms is not None:
+            last_ms = target.messages[-1].time_ms if target.messages else 0
+            time_ms = min(max(command.timestamp_ms, last_ms), self.clock)
+        target.messages += [ModelMessage(body, time_ms, command.key) for body in split(command.body, command.lengths)]
+        target.touched_ms = self.clock
+        target.seq = command.seq if command.seq is not None else target.seq
+        if command.close:
+            target.closed, target.closer = True, claim
+        if claim is None:
+            return Appended(tail, target.tail, closed=command.close)
+        target.producers = {**alive, claim.id: ModelProducer(claim.epoch, claim.seq, tail, target.tail, self.clock)}
+        return Appended(tail, target.tail, False, command.close, True, claim.epoch, claim.seq)
 
-    def read(self, name: str, offset: int, max_bytes: int) -> ReadResult | None:
+    def read(self, name: str, offset: int, max_bytes: int, now_ms: int) -> ReadResult | None:
         """None where the offset is no boundary: the test says then what it expects."""
-        found = self.streams.get(name)
+        found = self.visible(name)
         if found is None:
             return StreamNotFound(name)
         at = 0
         taken: list[bytes] = []
-        for body, _ in found.messages:
+        for body in (message.body for message in found.messages):
             if at >= offset and (not taken or sum(map(len, taken)) + len(body) <= max_bytes):
                 if at != offset + sum(map(len, taken)):
                     return None
@@ -137,4 +256,29 @@ class Model:
         data = b"".join(taken)
         if not taken and offset != found.tail:
             return None
-        return ReadSlice(offset, offset + len(data), data, offset + len(data) == found.tail, found.incarnation)
+        end = offset + len(data)
+        at_tail = end == found.tail
+        closed = found.closed and at_tail
+        return ReadSlice(offset, end, data, at_tail, found.incarnation, found.content_type, closed, found.touch_due(now_ms))
+
+    def head(self, name: str, now_ms: int) -> StreamInfo | StreamNotFound:
+        found = self.visible(name)
+        if found is None:
+            return StreamNotFound(name)
+        touch_due = found.touch_due(now_ms)
+        return StreamInfo(found.incarnation, found.content_type, found.tail, 0, found.closed, found.ttl_s, found.expires_at, touch_due)
+
+
+def media_type(content_type: str) -> str:
+    return content_type.split(";", maxsplit=1)[0].strip().lower()
+
+
+def split(body: bytes, lengths: bytes) -> list[bytes]:
+    if not lengths:
+        return [body] if body else []
+    parts = []
+    for (size,) in struct.iter_unpack("<I", lengths):
+        parts.append(body[:size])
+        body = body[size:]
+    assert not body
+    return parts

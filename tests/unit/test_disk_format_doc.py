@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from anabranch_node.core.effects import SegmentCreate, WalWrite
-from anabranch_node.core.raft import entry, membership, messages
+from anabranch_node.core.raft import entry, membership
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.messages import Append, Heartbeat
 from anabranch_node.core.raft.records import EntriesAppended, HardState, SnapshotMark
@@ -119,7 +119,7 @@ def test_tags_and_fields() -> None:
 
     assert fields("commands") == tagged(*commands.Command.__args__)
     assert fields("snapshot") == tagged(*snapshot.Record.__args__)
-    assert fields("messages") == [(number, kind.__name__, kind._fields) for number, kind in messages.KINDS.items()]
+    assert fields("messages") == [(number, kind.__name__, kind._fields) for number, kind in envelope.KINDS.items()]
     assert "`[id, epoch, seq]`" in TEXT and commands.Producer.__struct_fields__ == ("id", "epoch", "seq")
     assert f"`[id, [{', '.join(ProducerState.__struct_fields__)}]]`" in TEXT
 
@@ -169,9 +169,9 @@ def test_extra_fields_that_are_refused(value: Any) -> None:
 
 
 def test_a_frame_takes_incarnations_of_64_bits() -> None:
-    envelope.encode(ME, 2, (1 << 64) - 1, [])
+    envelope.encode(ME, 2, (1 << 64) - 1, 0, [])
     with pytest.raises(OverflowError):
-        envelope.encode(ME, 2, 1 << 64, [])
+        envelope.encode(ME, 2, 1 << 64, 0, [])
 
 
 # --- the hex blocks -------------------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def sample_segment() -> bytes:
 
 
 def sample_frame() -> bytes:
-    return envelope.encode(ME, 2, 0xBEEF, [(3, Append(8, 7, 1, 0, 0, 0, first_entry())), (4, Heartbeat(12, 11, 5, 40, 2))])
+    return envelope.encode(ME, 2, 0xBEEF, 1000, [(3, Append(8, 7, 1, 0, 0, 0, first_entry())), (4, Heartbeat(12, 11, 5, 40, 2))])
 
 
 SAMPLES: dict[str, Callable[[], bytes]] = {"segment": sample_segment, "frame": sample_frame}
@@ -258,7 +258,7 @@ def test_the_documented_bytes_read_back() -> None:
     replica = found.groups[3, 7]
     assert (replica.hard, replica.entries, replica.fenced, found.torn) == (HardState(1, 7, 0), [first_entry(), second_entry()], "", None)
     peer = NodeIdentity("demo", 2, 0xBEEF)
-    assert [group for group, _ in envelope.decode(bytes_of(BLOCKS["hex", "frame"]), peer, 1)[2]] == [3, 4]
+    assert [group for group, _ in envelope.decode(bytes_of(BLOCKS["hex", "frame"]), peer, 1)[3]] == [3, 4]
 
 
 def test_a_newer_version_is_refused_by_name() -> None:

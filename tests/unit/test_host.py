@@ -15,6 +15,7 @@ from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.core.raft.records import HardState, SnapshotMark
 from anabranch_node.core.stream.commands import Append, Create, Producer
 from anabranch_node.core.stream.machine import StreamMachine
+from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import Appended, Created, ReadSlice
 from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
@@ -70,7 +71,7 @@ def kinds(effects: list[fx.Effect]) -> list[str]:
 
 
 def frame(letters: list[tuple[int, Any]], src: NodeIdentity = OTHER, to: NodeIdentity = ME) -> fx.FrameReceived:
-    return fx.FrameReceived(src.node_id, envelope.encode(src, to.node_id, to.incarnation, letters))
+    return fx.FrameReceived(src.node_id, envelope.encode(src, to.node_id, to.incarnation, 1_000, letters))
 
 
 def test_one_voter_answers_only_after_its_own_sync() -> None:
@@ -78,8 +79,8 @@ def test_one_voter_answers_only_after_its_own_sync() -> None:
     node.lead(1, 7)
     effects = node.turn(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 1, Append("b/s", b"hello", 0)))
     assert kinds(effects) == ["WalWrite"], "one batch for the turn, and no answer before it is durable"
-    assert answers(node.sync()) == {1: Created(0, existed=False), 2: Appended(0, 5)}
-    assert answers(node.run(fx.Read(3, 1, "b/s", 0, 100)))[3] == ReadSlice(0, 5, b"hello", True, 2)
+    assert answers(node.sync()) == {1: Created(0, existed=False, incarnation=2 << 16), 2: Appended(0, 5)}
+    assert answers(node.run(fx.Read(3, 1, ReadAt("b/s", 0, 100))))[3] == ReadSlice(0, 5, b"hello", True, 2 << 16, "text/plain")
 
 
 def test_all_groups_of_a_turn_share_one_batch_and_one_frame() -> None:
@@ -119,7 +120,7 @@ def test_an_exception_in_apply_fences_that_group_only(monkeypatch: pytest.Monkey
     fenced = [effect for effect in effects if isinstance(effect, fx.GroupFenced)]
     assert [(one.group, one.replica) for one in fenced] == [(1, 7)]
     assert "a bug in apply" in fenced[0].reason
-    later = answers(node.run(fx.Propose(4, 1, Append("b/s", b"x", 0)), fx.Propose(5, 2, Append("b/t", b"x", 0)), fx.Read(6, 1, "b/s", 0, 1)))
+    later = answers(node.run(fx.Propose(4, 1, Append("b/s", b"x", 0)), fx.Propose(5, 2, Append("b/t", b"x", 0)), fx.Read(6, 1, ReadAt("b/s", 0, 1))))
     assert isinstance(later[4], Fenced) and isinstance(later[6], Fenced)
     assert later[5] == Appended(0, 1)
     assert node.run(frame([(1, Vote(7, 9, 50, 90, 50, False))])) == [], "a fenced replica does not vote"
@@ -142,7 +143,7 @@ def test_a_vote_leaves_only_after_its_sync_and_never_from_a_failed_disk() -> Non
     sent = node.sync()
     assert kinds(sent) == ["SendFrame"]
     assert isinstance(sent[0], fx.SendFrame)
-    assert envelope.decode(sent[0].data, OTHER, 1)[2] == [(1, VoteAnswer(9, 7, 5, True))]
+    assert envelope.decode(sent[0].data, OTHER, 1)[3] == [(1, VoteAnswer(9, 7, 5, True))]
     assert kinds(node.turn(frame([(1, Vote(7, 9, 6, 0, 0, False))]))) == ["WalWrite"]
     effects = node.turn(fx.DiskFailed("fdatasync: EIO"))
     assert effects == [fx.StopNode("fdatasync: EIO")]
@@ -188,7 +189,7 @@ def test_a_nearly_full_disk_refuses_appends_and_serves_the_rest() -> None:
     node.lead(1, 7)
     node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 1, Append("b/s", b"kept", 0)))
     node.run(fx.DiskSpace(spare_segments=0, free_bytes=0))
-    result = answers(node.run(fx.Propose(3, 1, Append("b/s", b"no", 0)), fx.Read(4, 1, "b/s", 0, 100)))
+    result = answers(node.run(fx.Propose(3, 1, Append("b/s", b"no", 0)), fx.Read(4, 1, ReadAt("b/s", 0, 100))))
     assert isinstance(result[3], DiskFull) and result[3].definite
     assert result[4].data == b"kept"
     node.run(fx.DiskSpace(spare_segments=2, free_bytes=1 << 40))
@@ -207,7 +208,7 @@ def test_requests_for_what_is_not_here_or_too_large() -> None:
     node = Node()
     node.lead(1, 7)
     result = answers(
-        node.run(fx.Propose(1, 2, Create("b/s", "x", 0)), fx.Read(2, 2, "b/s", 0, 1), fx.Propose(3, 1, Append("b/s", bytes(1_000_001), 0)))
+        node.run(fx.Propose(1, 2, Create("b/s", "x", 0)), fx.Read(2, 2, ReadAt("b/s", 0, 1)), fx.Propose(3, 1, Append("b/s", bytes(1_000_001), 0)))
     )
     assert result == {1: NotHosted(2), 2: NotHosted(2), 3: TooLarge(1_000_000)}
 
@@ -273,7 +274,7 @@ def test_a_request_that_cannot_be_spelt_is_refused_alone(command: Append) -> Non
     node = Node()
     node.lead(1, 7)
     node.run(fx.Propose(1, 1, Create("b/s", "text/plain", 0)))
-    result = answers(node.run(fx.Propose(2, 1, command), fx.Propose(3, 1, Append("b/s", b"good", 0)), fx.Read(4, 1, "b/s", -1, 1)))
+    result = answers(node.run(fx.Propose(2, 1, command), fx.Propose(3, 1, Append("b/s", b"good", 0)), fx.Read(4, 1, ReadAt("b/s", -1, 1))))
     assert isinstance(result[2], Refused) and result[2].definite
     assert result[3] == Appended(0, 4)
     assert 4 in result
@@ -298,7 +299,7 @@ def test_everyone_is_answered_when_a_group_is_fenced(monkeypatch: pytest.MonkeyP
 
     node.turn(fx.Propose(2, 1, Append("b/s", b"x", 0)), fx.Propose(3, 1, Append("b/s", b"y", 0)))
     monkeypatch.setattr(StreamMachine, "apply_commands", broken)
-    result = answers(node.run(fx.Propose(4, 1, Append("b/s", b"z", 0)), fx.Read(5, 1, "b/s", 0, 1)))
+    result = answers(node.run(fx.Propose(4, 1, Append("b/s", b"z", 0)), fx.Read(5, 1, ReadAt("b/s", 0, 1))))
     assert sorted(result) == [2, 3, 4, 5]
     assert all(isinstance(result[token], OutcomeUnknown) for token in (2, 3))
 
@@ -343,8 +344,8 @@ def test_a_confirmed_read_is_not_kept_for_ever_by_a_replica_that_lost_its_leader
     node = Node()
     node.run(fx.Route(9, 2, OTHER.incarnation), fx.ReplicaCreate(1, 7, Configuration((7, 8, 9))))
     node.run(frame([(1, Heartbeat(7, 9, 1, 0, 0))]))
-    asked = node.run(fx.Read(1, 1, "b/s", 0, 1))
-    ask = envelope.decode(next(effect.data for effect in asked if isinstance(effect, fx.SendFrame)), OTHER, 1)[2][0][1]
+    asked = node.run(fx.Read(1, 1, ReadAt("b/s", 0, 1)))
+    ask = envelope.decode(next(effect.data for effect in asked if isinstance(effect, fx.SendFrame)), OTHER, 1)[3][0][1]
     assert isinstance(ask, ReadIndexAsk)
     assert answers(node.run(frame([(1, ReadIndexAnswer(7, 9, 1, ask.request, 50))]))) == {}, "index 50 is not applied here yet"
     result: dict[int, Any] = {}

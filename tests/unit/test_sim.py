@@ -9,6 +9,7 @@ from anabranch_node.core import effects as fx
 from anabranch_node.core.errors import NotLeading
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.stream.commands import Append, Create
+from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import Appended
 from tests.checkers import history
 from tests.sim import invariants, resources
@@ -193,7 +194,7 @@ def take_a_slot(node: Any) -> None:
 
 def leave_a_read(node: Any) -> None:
     group = next(iter(node.host.groups.values()))
-    group._reads[1] = fx.Read(1, group.id, "b/1-0", 0, 10)
+    group._reads[1] = fx.Read(1, group.id, ReadAt("b/1-0", 0, 10))
 
 
 def leave_a_transfer(node: Any) -> None:

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch_node.core.raft import entry
-from anabranch_node.core.stream.commands import Append, Command, Create, Producer
+from anabranch_node.core.stream.commands import Append, Command, Create, Delete, Expire, Producer, Touch
 from anabranch_node.core.stream.machine import StreamMachine
+from anabranch_node.core.stream.queries import Head
+from anabranch_node.core.stream.results import Appended, NotDue, SeqRegression, StreamClosed, StreamInfo
 from anabranch_node.core.stream.stream import CHUNK_BYTES
 from anabranch_proto.formats import Damaged, FormatError, NewerFormat
 from tests.unit.stream_model import entries, small_limits
@@ -81,7 +83,41 @@ def test_a_view_carries_index_clock_and_producers() -> None:
     restored = StreamMachine.restore(view.slices(1 << 20))
     assert (restored.applied_index, restored.now_ms) == (2, 7)
     retry = [Append(S, b"three", 8, Producer("p", 1, 0))]
-    assert [str(r) for r in restored.apply_commands(3, retry)] == ["Appended(start_offset=3, next_offset=8, duplicate=True)"]
+    assert restored.apply_commands(3, retry) == [Appended(3, 8, True, False, True, 1, 0)]
+
+
+def test_a_view_carries_what_few_streams_have() -> None:
+    machine = StreamMachine()
+    window, fixed = "b/window", "b/fixed"
+    apply_all(
+        machine,
+        [
+            [Create(window, "t", 5, ttl_s=8), Create(fixed, "t", 5, expires_at_ms=9000, expires_at="soon"), Create(S, "t", 5)],
+            [Append(S, b"x", 6, seq="m", key="k"), Append(S, b"y", 6, key="l"), Append(S, b"z", 6)],
+            [Append(fixed, b"last", 7, Producer("p", 1, 0), close=True), Touch(window, 1 << 16, 1000)],
+        ],
+    )
+    view = machine.freeze()
+    apply_all(machine, [[Append(S, b"!", 7, seq="n", close=True), Delete(fixed, 7), Touch(window, 1 << 16, 5000)]])
+    restored = StreamMachine.restore(view.slices(50))
+    assert restored.hot_bytes == 7
+    assert restored.query(Head(window), 1000) == StreamInfo(1 << 16, "t", 0, 0, False, 8, "", False)
+    assert restored.query(Head(fixed), 0) == StreamInfo(1 << 16 | 1, "t", 4, 0, True, None, "soon", False)
+    assert restored.due(8999) == []
+    assert restored.due(9000) == [Expire(fixed, 1 << 16 | 1, 0)]
+    assert restored.due(10_000) == [Expire(fixed, 1 << 16 | 1, 0), Expire(window, 1 << 16, 0)]
+    runs = restored._table.streams[S].chunks()[0].key_runs
+    assert runs is not None
+    assert (runs.keys, list(runs.firsts)) == (["k", "l", ""], [0, 1, 2])
+    assert restored.apply_commands(
+        4,
+        [
+            Append(S, b"!", 0, seq="m"),
+            Append(fixed, b"x", 0),
+            Append(fixed, b"x", 0, Producer("p", 1, 0)),
+            Expire(window, 1 << 16, 9999),
+        ],
+    ) == [SeqRegression("m"), StreamClosed(4), Appended(0, 4, True, True, True, 1, 0), NotDue()]
 
 
 def test_the_digest_sees_every_part_of_the_state() -> None:
@@ -103,6 +139,22 @@ def test_the_digest_sees_every_part_of_the_state() -> None:
         [Append("b/none", b"z", 9), Append(S, b"z", 7)],
         [Create("b/third", "text/plain", 7)],
         [Create("b/third", "text/html", 7)],
+        [Create("b/third", "text/plain", 7, ttl_s=1)],
+        [Create("b/third", "text/plain", 7, ttl_s=2)],
+        [Create("b/third", "text/plain", 7, expires_at_ms=1000, expires_at="x")],
+        [Create("b/third", "text/plain", 7, expires_at_ms=1000, expires_at="y")],
+        [Create("b/third", "text/plain", 7, closed=True)],
+        [Append("b/none", b"z", 7), Create("b/third", "text/plain", 7)],
+        [Delete("b/empty", 7)],
+        [Append("b/empty", b"", 7, close=True)],
+        [Append("b/empty", b"", 7, Producer("p", 0, 0), close=True)],
+        [Append("b/empty", b"z", 7, seq="1")],
+        [Append("b/empty", b"z", 7, seq="2")],
+        [Append(S, b"z", 7, key="k")],
+        [Append(S, b"z", 7, key="l")],
+        [Append(S, b"y", 7, key="k"), Append(S, b"z", 7)],
+        [Append(S, b"y", 7), Append(S, b"z", 7, key="k")],
+        [Append(S, b"y", 7, key="k"), Append(S, b"z", 7, key="k")],
     ]
     for variant in variants:
         machine = small_machine()
@@ -111,9 +163,18 @@ def test_the_digest_sees_every_part_of_the_state() -> None:
     assert len(seen) == len(variants) + 1
 
 
+def test_the_digest_sees_a_touch() -> None:
+    digests = set()
+    for touched_ms in (10, 11):
+        machine = StreamMachine()
+        apply_all(machine, [[Create(S, "t", 0, ttl_s=60)], [Touch(S, 1 << 16, touched_ms)], [Delete("b/none", 20)]])
+        digests.add(machine.digest())
+    assert len(digests) == 2
+
+
 def test_the_digest_does_not_depend_on_how_chunks_are_cut() -> None:
     batches: list[list[Command]] = [[Create(S, "t", 0)]]
-    batches += [[Append(S, b"%d" % number, number // 3)] for number in range(40)]
+    batches += [[Append(S, b"%d" % number, number // 3, key="k" * (number % 11 == 10))] for number in range(60)]
     whole, cut = StreamMachine(), StreamMachine()
     apply_all(whole, batches)
     with small_limits():
@@ -148,20 +209,48 @@ def test_an_empty_machine_has_a_snapshot() -> None:
 
 GOLDEN_V1 = (
     "930100979401020702"  # slice format 1, number 0, 7 records; head: applied index 2, clock 7, 2 streams
-    "9602a3622f7301aa746578742f706c61696e0901"  # stream b/s, incarnation 1, text/plain, tail 9, 1 producer
+    "9602a3622f73ce00010000aa746578742f706c61696e0901"  # stream b/s, incarnation 0x10000, text/plain, tail 9, 1 producer
     "92039192a17095010003 0807"  # p: epoch 1, last seq 0, [3, 8), active at 7
     "97040009c3c40c030000000800000009000000"  # chunk at 0, 9 bytes, open; ends 3, 8, 9
     "c41006000000000000000700000000000000c4080000000001000000"  # times 6 and 7, from messages 0 and 1 on
     "9205c4096f6e65746872656578"  # its payload
-    "9602a7622f656d70747901aa746578742f706c61696e0000"  # stream b/empty
+    "9602a7622f656d707479ce00010001aa746578742f706c61696e0000"  # stream b/empty, incarnation 0x10001
     "920602"  # the end, 2 streams
 ).replace(" ", "")
+
+OLD_V1 = GOLDEN_V1.replace("ce00010000", "01").replace("ce00010001", "01")
+"""From the time when an incarnation was the log index alone."""
+
+GOLDEN_RARE = (
+    "930100989401020701"  # 8 records; head: applied index 2, clock 7, 1 stream
+    "9602a3622f73ce00010000a1740501"  # stream b/s, incarnation 0x10000, "t", tail 5, 1 producer
+    "98073cc0a007c393a1700100a173"  # window of 60 s, no fixed expiry, touched at 7, closed by (p, 1, 0), Stream-Seq "s"
+    "92039192a17095010000 0507"  # p: epoch 1, last seq 0, [0, 5), active at 7
+    "930891a16bc40400000000"  # routing key "k" from message 0 on
+    "97040005c3c40405000000c4080700000000000000c40400000000"  # chunk at 0, 5 bytes, open; one message, at 7
+    "9205c4057468726565"  # its payload
+    "920601"  # the end
+).replace(" ", "")
+
+
+def rare_machine() -> StreamMachine:
+    machine = StreamMachine()
+    apply_all(machine, [[Create(S, "t", 5, ttl_s=60)], [Append(S, b"three", 7, Producer("p", 1, 0), close=True, seq="s", key="k")]])
+    return machine
 
 
 def test_golden_bytes() -> None:
     (data,) = small_machine().freeze().slices(1 << 20)
     assert data.hex() == GOLDEN_V1
     assert StreamMachine.restore([bytes.fromhex(GOLDEN_V1)]).digest() == small_machine().digest()
+    (old,) = StreamMachine.restore([bytes.fromhex(OLD_V1)]).freeze().slices(1 << 20)
+    assert old.hex() == OLD_V1
+
+
+def test_golden_bytes_of_what_few_streams_have() -> None:
+    (data,) = rare_machine().freeze().slices(1 << 20)
+    assert data.hex() == GOLDEN_RARE
+    assert StreamMachine.restore([bytes.fromhex(GOLDEN_RARE)]).digest() == rare_machine().digest()
 
 
 # --- damage --------------------------------------------------------------------------------------------------------------------------
@@ -191,6 +280,7 @@ def test_a_newer_format_is_refused_by_name() -> None:
 
 HEAD, END = [1, 2, 7, 1], [6, 1]
 STREAM = [2, "b/s", 1, "t", 3, 0]
+RARE = [7, None, None, "", 0, True, None, None]
 ENDS, TIMES, FIRSTS = b"\3\0\0\0", bytes(8), bytes(4)
 
 
@@ -213,6 +303,15 @@ ENDS, TIMES, FIRSTS = b"\3\0\0\0", bytes(8), bytes(4)
         ([HEAD, [2, "b/s", 1, "t", 0, 1], END], "has 0 producers of stream b/s, not 1"),
         ([HEAD, [2, "b/s", 1, "t", 0, 0], END, END], "goes on after its end"),
         ([HEAD, [2, "b/s", 1, "t", 0, 0], [9]], "does not decode"),
+        ([HEAD, RARE, END], "StreamRare out of place"),
+        ([HEAD, STREAM, RARE, RARE, END], "StreamRare out of place"),
+        ([HEAD, [8, ["k"], bytes(4)], END], "ChunkKeys out of place"),
+        ([HEAD, STREAM, [8, ["k"], bytes(4)], END], "MachineEnd where the chunk of its routing keys is expected"),
+        ([HEAD, STREAM, [8, ["k"], bytes(3)], END], "routing keys of a broken length"),
+        ([HEAD, STREAM, [8, ["k"], bytes(8)], END], "1 routing keys at 2 places"),
+        ([HEAD, STREAM, [8, [], b""], END], "0 routing keys at 0 places"),
+        ([HEAD, STREAM, [8, ["k", "l"], bytes(8)], END], "2 routing keys at 2 places that are no runs"),
+        ([HEAD, STREAM, [8, ["k", "l"], bytes(4) + ENDS], [4, 0, 3, True, ENDS, TIMES, FIRSTS], [5, b"abc"], END], "beyond its 1 messages"),
     ],
 )
 def test_a_state_that_does_not_add_up_is_refused(records: list[object], problem: str) -> None:
@@ -223,7 +322,7 @@ def test_a_state_that_does_not_add_up_is_refused(records: list[object], problem:
 @given(st.data())
 def test_flipped_bytes_never_raise_anything_but_a_format_error(data: st.DataObject) -> None:
     """The file's checksum finds rot; this is for what a bug might write."""
-    (whole,) = small_machine().freeze().slices(1 << 20)
+    (whole,) = data.draw(st.sampled_from([small_machine, rare_machine]))().freeze().slices(1 << 20)
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))

@@ -220,6 +220,15 @@ class SendFrame(Struct, frozen=True, tag=True):
     data: bytes
 
 
+class LetterReceived(Struct, frozen=True, tag=True):
+    """A peer's question or answer that is not Raft's: for engine/forward.py."""
+
+    node: int
+    incarnation: int
+    group: int
+    letter: Any
+
+
 class PeerRefused(Struct, frozen=True, tag=True):
     """A frame was not for us or not ours to read; it was dropped whole. For the log and the alarm."""
 
@@ -243,13 +252,11 @@ class Propose(Struct, frozen=True, tag=True):
 
 
 class Read(Struct, frozen=True, tag=True):
-    """A linearizable read of a stream on this replica; answered by Answer(token, ReadResult or failure)."""
+    """A linearizable query of this replica; answered by Answer(token, what the machine says, or a failure)."""
 
     token: int
     group: int
-    stream: str
-    offset: int
-    max_bytes: int
+    query: Any
 
 
 class Answer(Struct, frozen=True, tag=True):
@@ -264,6 +271,8 @@ class ReplicaCreate(Struct, frozen=True, tag=True):
     group: int
     replica: int
     config: Configuration
+    campaign: bool = False
+    """Run for leader at once: the one that a new group prefers."""
 
 
 class ReplicaDestroy(Struct, frozen=True, tag=True):
@@ -300,6 +309,10 @@ class GroupFenced(Struct, frozen=True, tag=True):
     reason: str
 
 
+class TurnAgain(Struct, frozen=True, tag=True):
+    """There is more to do than one turn should take: turn again soon, with whatever has come in meanwhile."""
+
+
 class StopNode(Struct, frozen=True, tag=True):
     """The node cannot keep its promises any more and must end now, without writing anything."""
 
@@ -320,7 +333,7 @@ DiskEffect = (
     | SnapshotLoad
     | SnapshotsDelete
 )
-Effect = DiskEffect | SendFrame | PeerRefused | Answer | GroupFenced | StopNode
+Effect = DiskEffect | SendFrame | LetterReceived | PeerRefused | Answer | GroupFenced | StopNode
 DiskEvent = (
     Synced
     | WalBytes

@@ -84,6 +84,20 @@ class TooLarge(Failure, frozen=True, tag=58):
         return f"one command may have at most {self.bytes_max} bytes"
 
 
+class HotFull(Failure, frozen=True, tag=59):
+    """The memory for recent data is used up; reads, closes and deletes go on."""
+
+    def __str__(self) -> str:
+        return "the memory for recent data is full: appends are refused until some is freed"
+
+
+class Initializing(Failure, frozen=True, tag=61):
+    """The cluster has no streams' groups yet: it is being initialised, or this node has not joined it."""
+
+    def __str__(self) -> str:
+        return "this node does not serve streams yet: the cluster is being initialised, or the node is joining it"
+
+
 class Accepted(Struct, frozen=True, array_like=True, tag=60):
     """A membership change or a transfer has begun."""
 

@@ -15,6 +15,14 @@ class View(Protocol):
 
 class Machine(Protocol):
     applied_index: int
+    watched: dict[str, Any]
+    """Names that somebody waits on: the engine's, only looked at by the machine."""
+    woken: list[str]
+    """Watched names that changed visibly since the engine last took them out."""
+
+    @property
+    def hot_bytes(self) -> int:
+        """Payload in memory."""
 
     def apply(self, index: int, version: int, payload: bytes) -> Sequence[Any]:
         """Apply one committed entry; one result per command. Raises for a version it does not know: the entry is never skipped."""
@@ -22,7 +30,11 @@ class Machine(Protocol):
     def apply_commands(self, index: int, commands: Sequence[Any]) -> Sequence[Any]:
         """The same on the leader, which still has the objects."""
 
-    def read(self, stream: str, offset: int, max_bytes: int) -> Any: ...
+    def query(self, query: Any, now_ms: int) -> Any:
+        """An answer from applied state. `now_ms`, the serving node's own clock, is a hint and never decides what is visible."""
+
+    def due(self, now_ms: int) -> Sequence[Any]:
+        """Commands that the machine itself asks for by the leader's clock, still to be stamped. Bounded, and cheap when there are none."""
 
     def freeze(self) -> View: ...
 

@@ -7,6 +7,7 @@ Not here: drawing the incarnation, and whether this identity is welcome (the met
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -94,6 +95,30 @@ def write_identity(fs: Fs, root: str, identity: NodeIdentity) -> None:
         raise FileExistsError(f"{root}/identity.json: this directory already has an identity")
     fields = _Identity(FORMAT, identity.cluster_id, identity.node_id, f"{identity.incarnation:032x}", _identity_crc(identity))
     _replace(fs, root, "identity.json", msgspec.json.format(msgspec.json.encode(fields)) + b"\n")
+
+
+def draft_incarnation(fs: Fs, root: str, draw: Callable[[], int]) -> int:
+    """The incarnation that a directory without an identity will have. Kept from the first start on, so that a crash between joining and writing
+    identity.json does not make another node of it."""
+    data = _read(fs, f"{root}/incarnation")
+    if data is not None:
+        try:
+            return int(data, 16)
+        except ValueError:
+            raise Damaged(f"{root}/incarnation", "is not a hexadecimal number; delete it if this node never joined a cluster") from None
+    incarnation = draw()
+    _replace(fs, root, "incarnation", f"{incarnation:x}\n".encode())
+    return incarnation
+
+
+def write_cache(fs: Fs, root: str, name: str, data: bytes) -> None:
+    """Something worth remembering that nothing depends on. Checked when it is read."""
+    _replace(fs, root, name, crc32c(data).to_bytes(4, "little") + data)
+
+
+def read_cache(fs: Fs, root: str, name: str) -> bytes | None:
+    data = _read(fs, f"{root}/{name}")
+    return data[4:] if data is not None and len(data) > 4 and crc32c(data[4:]) == int.from_bytes(data[:4], "little") else None
 
 
 def read_boot(fs: Fs, root: str) -> int:

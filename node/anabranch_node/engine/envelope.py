@@ -1,7 +1,9 @@
 """Raft messages of all groups to one peer as one frame of bytes, and back. Before us: outbox.py; after us: the peer link of the driver.
 
     magic "ABPF" | version u16 | crc32c u32 of the body | body (msgpack):
-    [cluster id, from node, from incarnation, to node, to incarnation, [[group, kind, message], ...]]
+    [cluster id, from node, from incarnation, to node, to incarnation, sender's clock in ms, [[group, kind, message], ...]]
+
+A message is one of Raft's, or a forwarded request or its answer (engine/forward.py). The clock is a hint for the stamps (engine/clocks.py).
 
 Every frame says who it is from and who it is for. One that is not for exactly us is refused whole and named: two clusters can never mix,
 and a node that lost its disk is never taken for what it was."""
@@ -13,25 +15,30 @@ import msgspec
 
 from anabranch_node.core.raft import messages
 from anabranch_node.core.raft.messages import Message
+from anabranch_node.engine.letters import Forward, ForwardAnswer
 from anabranch_proto import formats
 from anabranch_proto.checksum import crc32c
 from anabranch_proto.ids import NodeIdentity
 
 _HEADER = struct.Struct("<4sHI")
-_KIND_OF: dict[type[Message], int] = {message: kind for kind, message in messages.KINDS.items()}
+Letter = Message | Forward | ForwardAnswer
+KINDS: dict[int, type[Letter]] = {**messages.KINDS, 30: Forward, 31: ForwardAnswer}
+_KIND_OF: dict[type[Letter], int] = {message: kind for kind, message in KINDS.items()}
 _encoder = msgspec.msgpack.Encoder()
-_body_decoder = msgspec.msgpack.Decoder(tuple[str, int, int, int, int, list[tuple[int, int, msgspec.Raw]]])
-_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(message) for kind, message in messages.KINDS.items()}
+_body_decoder = msgspec.msgpack.Decoder(tuple[str, int, int, int, int, int, list[tuple[int, int, msgspec.Raw]]])
+_decoders: dict[int, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(message) for kind, message in KINDS.items()}
 
 
-def encode(src: NodeIdentity, node: int, incarnation: int, letters: list[tuple[int, Message]]) -> bytes:
+def encode(src: NodeIdentity, node: int, incarnation: int, now_ms: int, letters: list[tuple[int, Letter]]) -> bytes:
     """`letters` are (group, message) pairs, in the order in which the peer steps them."""
-    body = _encoder.encode((src.cluster_id, src.node_id, src.incarnation, node, incarnation, [(group, _KIND_OF[type(m)], m) for group, m in letters]))
+    body = _encoder.encode(
+        (src.cluster_id, src.node_id, src.incarnation, node, incarnation, now_ms, [(group, _KIND_OF[type(m)], m) for group, m in letters])
+    )
     return _HEADER.pack(formats.PEER_FRAME.magic, formats.PEER_FRAME.version, crc32c(body)) + body
 
 
-def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, list[tuple[int, Message]]]:
-    """(sending node, its incarnation, letters). Raises a FormatError that names the peer; then nothing of the frame was used."""
+def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, int, list[tuple[int, Letter]]]:
+    """(sending node, its incarnation, its clock, letters). Raises a FormatError that names the peer; then nothing of the frame was used."""
     where = f"frame from node {link_node}"
     if len(data) < _HEADER.size:
         raise formats.Damaged(where, f"{len(data)} bytes are shorter than a frame header")
@@ -41,7 +48,7 @@ def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, lis
     if crc32c(body) != crc:
         raise formats.Damaged(where, "checksum does not match")
     try:
-        cluster_id, src_node, src_incarnation, node, incarnation, letters = _body_decoder.decode(body)
+        cluster_id, src_node, src_incarnation, node, incarnation, now_ms, letters = _body_decoder.decode(body)
     except msgspec.MsgspecError as error:
         raise formats.Damaged(where, f"does not decode: {error}") from error
     if cluster_id != me.cluster_id:
@@ -50,7 +57,7 @@ def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, lis
         raise formats.ForeignFormat(where, f"it says it comes from node {src_node}")
     if (node, incarnation) != (me.node_id, me.incarnation):
         raise formats.ForeignFormat(where, f"it is for node {node} incarnation {incarnation:x}, this is {me}")
-    taken: list[tuple[int, Message]] = []
+    taken: list[tuple[int, Letter]] = []
     for group, kind, raw in letters:
         decoder = _decoders.get(kind)
         if decoder is None:
@@ -58,5 +65,5 @@ def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, lis
         try:
             taken.append((group, decoder.decode(raw)))
         except msgspec.MsgspecError as error:
-            raise formats.Damaged(where, f"{messages.KINDS[kind].__name__} does not decode: {error}") from error
-    return src_node, src_incarnation, taken
+            raise formats.Damaged(where, f"{KINDS[kind].__name__} does not decode: {error}") from error
+    return src_node, src_incarnation, now_ms, taken

@@ -59,6 +59,7 @@ class Group:
         self._queue_bytes = 0
         self._reads: dict[int, Read] = {}  # asked and not answered yet
         self._confirmed: list[tuple[int, int]] = []  # heap of (index, token): confirmed, not applied that far
+        self.clock_ahead_ms = 0  # by how much our clock passes what the voters' clocks allow (host.py, once per tick)
         self._last_stamp_ms = 0
 
     @property
@@ -73,7 +74,7 @@ class Group:
         if raft.role is not Role.LEADER:
             out.append(Answer(token, NotLeading(raft.leader)))
             return
-        self._last_stamp_ms = stamp = max(self._last_stamp_ms, now_ms)
+        self._last_stamp_ms = stamp = max(self._last_stamp_ms, now_ms)  # `now_ms` is bounded by the voters' clocks already
         try:
             stamped = msgspec.structs.replace(command, now_ms=stamp)
             encoded = _encode(stamped)
@@ -97,7 +98,7 @@ class Group:
 
     # --- the end of a turn -------------------------------------------------------------------------------------------------------
 
-    def finish(self, out: list[Effect]) -> None:
+    def finish(self, now_ms: int, out: list[Effect]) -> None:
         """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after
         us."""
         raft = self.raft
@@ -111,7 +112,7 @@ class Group:
         if self.waiters and (raft.role is not Role.LEADER or raft.term != self.waiters.term):
             out.extend(self.waiters.fail("this node lost the leadership before the commit"))
         if self._reads or raft.read_failures or raft.read_states:
-            self._finish_reads(out)
+            self._finish_reads(now_ms, out)
         self.snapshots.finish(out)
         self.busy = bool(self._confirmed or self.snapshots.wants_tick())
 
@@ -157,7 +158,7 @@ class Group:
                 out.extend(waiting)
         self.snapshots.applied(len(entry))
 
-    def _finish_reads(self, out: list[Effect]) -> None:
+    def _finish_reads(self, now_ms: int, out: list[Effect]) -> None:
         raft = self.raft
         if raft.read_failures:
             out.extend(Answer(token, ReadUnavailable()) for token in raft.read_failures if self._reads.pop(token, None) is not None)
@@ -172,7 +173,7 @@ class Group:
             request = self._reads.pop(token, None)
             if request is not None:
                 try:
-                    result = self.machine.read(request.stream, request.offset, request.max_bytes)
+                    result = self.machine.query(request.query, now_ms)
                 except (TypeError, ValueError, AssertionError) as error:
                     result = Refused(f"this cannot be read: {type(error).__name__}: {error}")  # it changed nothing, so it fences nobody
                 out.append(Answer(token, result))

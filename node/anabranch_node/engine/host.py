@@ -26,7 +26,7 @@ from anabranch_node.core.effects import (
     SnapshotsDelete,
     StopNode,
 )
-from anabranch_node.core.errors import Accepted, DiskFull, Fenced, NotHosted, OutcomeUnknown, Refused
+from anabranch_node.core.errors import Accepted, DiskFull, Fenced, HotFull, NotHosted, OutcomeUnknown, Refused
 from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import errors as raft_errors
 from anabranch_node.core.raft import membership
@@ -34,14 +34,20 @@ from anabranch_node.core.raft.messages import Append, Heartbeat, HeartbeatAnswer
 from anabranch_node.core.raft.raft import Chance, Raft, RaftOptions, Role
 from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
 from anabranch_node.engine import envelope
+from anabranch_node.engine.clocks import Clocks
+from anabranch_node.engine.envelope import Letter
 from anabranch_node.engine.group import Group, GroupOptions
+from anabranch_node.engine.letters import Forward, ForwardAnswer
 from anabranch_node.engine.outbox import Outbox
 from anabranch_node.engine.snapshots import SnapshotSlots, check_machine_version
 from anabranch_node.wal.recovery import RecoveredReplica
 from anabranch_node.wal.segment import segment_name
 from anabranch_node.wal.wal import Location, Wal
 from anabranch_proto.formats import Damaged, FormatError
-from anabranch_proto.ids import NodeIdentity
+from anabranch_proto.ids import META_GROUP, NodeIdentity
+
+NOBODY = 0
+"""The token of a command that nobody waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class HostOptions:
     idle_mark_ticks: int = 1  # without a write for this long, the last sync is noted on disk
     snapshots_at_once_max: int = 2
     disk_free_min_bytes: int = 256 << 20
+    hot_bytes_max: int = 1 << 30  # recent data of all groups in memory; beyond it appends are refused
     read_tries_max: int = 5  # of the log, one per tick; then the place counts as damaged
 
 
@@ -65,17 +72,21 @@ class _AwaitingSync:
 
 
 class Host:
-    def __init__(self, me: NodeIdentity, options: HostOptions, kind: MachineKind, rng: Chance, boot: int, wal: Wal) -> None:
+    def __init__(
+        self, me: NodeIdentity, options: HostOptions, kind: MachineKind, rng: Chance, boot: int, wal: Wal, meta_kind: MachineKind | None = None
+    ) -> None:
         self.me = me
         self.options = options
         self.groups: dict[int, Group] = {}
         self.audit: Callable[[Group], None] | None = None
         """For the simulator: sees each dirty group at the end of a turn, while its effects are still in its lists."""
-        self._kind = kind
+        self._kinds = (kind, meta_kind or kind)
         self._rng = rng
         self._boot = boot
         self._wal = wal
         self._outbox = Outbox(me)
+        self.clocks = Clocks()
+        self.hot_bytes = 0  # of all groups, counted once per tick
         self._slots = SnapshotSlots(options.snapshots_at_once_max)
         largest = max(options.group.command_bytes_max, options.group.entry_bytes_max)
         if largest > wal.options.entry_bytes_max - 1024:
@@ -138,29 +149,33 @@ class Host:
             reason = found.fenced
             if not reason:
                 try:
-                    machine = self._machine_at(found.snapshot, snapshots.get((found.group, found.replica)))
+                    machine = self._machine_at(found.group, found.snapshot, snapshots.get((found.group, found.replica)))
                     self._add(found.group, found.replica, found.hard, found.snapshot, found.entries, machine)
                     self._delete_older(found)
                     continue
                 except (FormatError, AssertionError) as error:
                     reason = str(error)
             nothing = SnapshotMark(0, 0, membership.encode(membership.Configuration()), 1, 0)
-            self._fence(self._add(found.group, found.replica, HardState(0, 0, 0), nothing, [], self._kind()), reason, durable=False)
+            empty = self._kind_of(found.group)()
+            self._fence(self._add(found.group, found.replica, HardState(0, 0, 0), nothing, [], empty), reason, durable=False)
         # A process that died after a replica was destroyed, and before its files were.
         self._out.extend(SnapshotsDelete(group, replica, None) for group, replica in unknown)
         return self._end_turn()
 
-    def _machine_at(self, mark: SnapshotMark, loaded: SnapshotLoaded | SnapshotFailed | None) -> Machine:
+    def _machine_at(self, group: int, mark: SnapshotMark, loaded: SnapshotLoaded | SnapshotFailed | None) -> Machine:
         """The state that the log stands on. Raises a FormatError that names the file."""
         if mark.index == 0:
-            return self._kind()
+            return self._kind_of(group)()
         where = f"snapshot at {mark.index}"
         if isinstance(loaded, SnapshotFailed):
             raise FormatError(where, loaded.reason)
         if loaded is None:
             raise FormatError(where, "it is missing")
         check_machine_version(loaded.header, where)
-        return self._kind.restore(loaded.chunks)
+        return self._kind_of(group).restore(loaded.chunks)
+
+    def _kind_of(self, group: int) -> MachineKind:
+        return self._kinds[group == META_GROUP]
 
     def _delete_older(self, found: RecoveredReplica) -> None:
         if found.snapshot.index:
@@ -169,7 +184,7 @@ class Host:
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
         raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
-        added = Group(group, raft, self._kind, machine, self.options.group, self.me.cluster_id, self._slots)
+        added = Group(group, raft, self._kind_of(group), machine, self.options.group, self.me.cluster_id, self._slots)
         self.groups[group] = added
         self._dirty[group] = added
         return added
@@ -177,16 +192,24 @@ class Host:
     # --- a turn ------------------------------------------------------------------------------------------------------------------
 
     def turn(self, now_ms: int, events: Iterable[Event]) -> list[Effect]:
+        effects = self.step(now_ms, events)
+        effects.extend(self.frames())
+        return effects
+
+    def step(self, now_ms: int, events: Iterable[Event]) -> list[Effect]:
+        """A turn without its frames: the service may step again for what the answers ask for, so that one turn still sends one frame per peer."""
         self._now_ms = now_ms
         for event in events:
             self._handlers[type(event)](event)
         return self._end_turn()
 
+    def frames(self) -> list[fx.SendFrame]:
+        return self._outbox.frames(self._now_ms)
+
     def _end_turn(self) -> list[Effect]:
         while self._dirty or self._seal_due:
             self._flush()
         self._maintain_log()
-        self._out.extend(self._outbox.frames())
         out, self._out = self._out, []
         return out
 
@@ -228,7 +251,7 @@ class Host:
                 self._awaiting.append(waits)
 
     def _finish(self, group: Group, waits: _AwaitingSync) -> None:
-        group.finish(self._out)
+        group.finish(self._now_ms, self._out)
         raft = group.raft
         if self.audit is not None:
             self.audit(group)
@@ -315,12 +338,15 @@ class Host:
 
     def _on_tick(self, _: fx.Tick) -> None:
         self._ticks += 1
+        self.hot_bytes = sum([group.machine.hot_bytes for group in self.groups.values()])
         for group in self.groups.values():
             if group.fenced:
                 continue
             try:  # not _guarded(): this runs for every group, twenty times a second
                 if group.raft.tick():
                     self._dirty[group.id] = group
+                if group.raft.role is Role.LEADER:
+                    self._keep_time(group)
                 if group.busy:
                     group.tick(self._out)
                     self._dirty[group.id] = group
@@ -336,12 +362,16 @@ class Host:
 
     def _on_frame(self, event: fx.FrameReceived) -> None:
         try:
-            _, _, letters = envelope.decode(event.data, self.me, event.node)
+            node, incarnation, its_now_ms, letters = envelope.decode(event.data, self.me, event.node)
         except FormatError as error:
             self._out.append(PeerRefused(event.node, str(error)))
             return
+        self.clocks.heard(node, its_now_ms, self._now_ms)
         no_room = self._spare_segments == 0
         for group_id, m in letters:
+            if isinstance(m, Forward | ForwardAnswer):
+                self._out.append(fx.LetterReceived(node, incarnation, group_id, m))
+                continue
             group = self.groups.get(group_id)
             if group is None or m.to != group.replica:
                 self._out.append(
@@ -374,7 +404,27 @@ class Host:
         if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
             self._out.append(Answer(event.token, DiskFull()))
         else:
-            group.propose(event.token, event.command, self._now_ms, self._out)
+            if self.hot_bytes > self.options.hot_bytes_max and getattr(event.command, "body", None):
+                self._out.append(Answer(event.token, HotFull()))
+                return
+            group.propose(event.token, event.command, self._now_ms - group.clock_ahead_ms, self._out)
+
+    def _keep_time(self, group: Group) -> None:
+        """Once per tick of a leader: see whether the other voters say that our clock runs ahead, and propose what is due."""
+        routes = [self._outbox.node_of(replica) for replica in group.raft.config.voters]
+        others = [route[0] for route in routes if route is not None and route[0] != self.me.node_id]
+        group.clock_ahead_ms = self._now_ms - self.clocks.bounded(self._now_ms, others)
+        for command in group.machine.due(self._now_ms - group.clock_ahead_ms):
+            group.propose(NOBODY, command, self._now_ms - group.clock_ahead_ms, self._out)
+            self._dirty[group.id] = group
+
+    def send_letter(self, node: int, incarnation: int, group: int, letter: Letter, bulk: bool) -> None:
+        """Leaves with the frames of this turn."""
+        self._outbox.add_letter(node, incarnation, group, letter, bulk)
+
+    def place_of(self, replica: int) -> tuple[int, int] | None:
+        """(node, incarnation) of a replica."""
+        return self._outbox.node_of(replica)
 
     def _on_read(self, event: fx.Read) -> None:
         group = self._serving(event.group, event.token)
@@ -421,7 +471,10 @@ class Host:
         mark = SnapshotMark(0, 0, membership.encode(event.config), 1, 0)
         self._wal.stage(event.group, event.replica, mark)
         self._wal.stage(event.group, event.replica, HardState(0, 0, 0))
-        self._add(event.group, event.replica, HardState(0, 0, 0), mark, [], self._kind())
+        added = self._add(event.group, event.replica, HardState(0, 0, 0), mark, [], self._kind_of(event.group)())
+        if event.campaign:
+            # Not at once: the other replicas are created in the same moment, and must be there to vote.
+            added.raft.timeout_ticks = self.options.raft.peer_lost_ticks[0]
 
     def _on_destroy(self, event: fx.ReplicaDestroy) -> None:
         group = self.groups.get(event.group)

@@ -26,26 +26,68 @@ class Producer(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fi
 
 
 class Create(Struct, frozen=True, array_like=True, tag=1, gc=False, forbid_unknown_fields=True):
-    """`stream` is "bucket/name", here and everywhere in the core."""
+    """`stream` is "bucket/name", here and everywhere in the core. A body is appended as the first message(s); `closed` closes after it.
+
+    At most one of `ttl_s` (sliding window) and `expires_at_ms` (absolute) is given. `expires_at` is that time as the client spelt it."""
 
     stream: str
     content_type: str
     now_ms: int
+    ttl_s: int | None = None
+    expires_at_ms: int | None = None
+    expires_at: str = ""
+    closed: bool = False
+    body: bytes = b""
+    lengths: bytes = b""
 
 
 class Append(Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_unknown_fields=True):
-    """One message. Its time is the group's clock after this command: never earlier than any before it, whatever `now_ms` says."""
+    """One or more messages, all or nothing, with the producer state and the close. Its time is the group's clock after this command: never earlier
+    than any before it, whatever `now_ms` says."""
 
     stream: str
     body: bytes
+    """In JSON mode each message is its own bytes and a comma. Empty: only with `close`."""
     now_ms: int
     producer: Producer | None = None
+    content_type: str = ""
+    """As the client sent it; empty: not compared (a close without a body)."""
+    lengths: bytes = b""
+    """Of the messages in `body`, u32 little-endian each; empty: the body is one message."""
+    close: bool = False
+    seq: str | None = None
+    """`Stream-Seq`: must be greater, byte by byte, than the last one."""
+    key: str = ""
+    """Routing key of all messages of this append; empty: none."""
+    timestamp_ms: int | None = None
+    """`Stream-Timestamp`: the append time asked for, clamped to [last append time of the stream, now]."""
 
 
-Command = Create | Append
+class Delete(Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
+    stream: str
+    now_ms: int
+
+
+class Touch(Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_unknown_fields=True):
+    """Somebody reads a stream with a sliding window: it starts again at `now_ms`. Names the incarnation that was read."""
+
+    stream: str
+    incarnation: int
+    now_ms: int
+
+
+class Expire(Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
+    """The leader's clock says that this stream is due; apply decides by the group's clock whether it is."""
+
+    stream: str
+    incarnation: int
+    now_ms: int
+
+
+Command = Create | Append | Delete | Touch | Expire
 
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(list[Create | Append])
+_decoder: Final = msgspec.msgpack.Decoder(list[Create | Append | Delete | Touch | Expire])
 
 
 def encode_commands(commands: list[Command]) -> bytes:

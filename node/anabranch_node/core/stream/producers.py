@@ -29,8 +29,8 @@ Producers = dict[str, ProducerState]
 Verdict = Appended | StaleEpoch | BadEpochStart | SequenceGap | TooManyProducers | None
 
 
-def judge(producers: Producers | None, claim: Producer, tail: int, now_ms: int) -> Verdict:
-    """None: take the append. Otherwise the answer: a duplicate's offsets, or why it is refused."""
+def judge(producers: Producers | None, claim: Producer, tail: int, now_ms: int, closed: bool = False) -> Verdict:
+    """None: take the append. Otherwise the answer: a duplicate's offsets and the highest sequence taken, or why it is refused."""
     known = None if producers is None else producers.get(claim.id)
     if known is None:
         if claim.seq != 0:
@@ -45,9 +45,9 @@ def judge(producers: Producers | None, claim: Producer, tail: int, now_ms: int) 
     if claim.seq == known.last_seq + 1:
         return None
     if claim.seq == known.last_seq:
-        return Appended(known.start, known.end, duplicate=True)
+        return Appended(known.start, known.end, True, closed, True, known.epoch, known.last_seq)
     if claim.seq < known.last_seq:
-        return Appended(tail, tail, duplicate=True)
+        return Appended(tail, tail, True, closed, True, known.epoch, known.last_seq)
     return SequenceGap(expected=known.last_seq + 1, received=claim.seq)
 
 

@@ -5,17 +5,20 @@ Called through machine.py after the request has passed its ReadIndex; what is he
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from anabranch_node.core.stream.queries import NOW, START
 from anabranch_node.core.stream.results import OffsetBeyondTail, OffsetInsideMessage, ReadResult, ReadSlice
 from anabranch_node.core.stream.stream import Chunk, OpenChunk, Stream, boundary_at, messages_within
 
 
-def read(stream: Stream, offset: int, max_bytes: int) -> ReadResult:
+def read(stream: Stream, offset: int, max_bytes: int, now_ms: int) -> ReadResult:
     """Messages from `offset` on while they fit in `max_bytes`; the first one always does, or a reader could never pass it."""
-    if offset < 0:
-        raise ValueError(f"offset {offset} is negative: sentinels are resolved before the read")
     tail = stream.tail
+    if offset < 0:
+        if offset not in (START, NOW):
+            raise ValueError(f"offset {offset} is negative and no sentinel")
+        offset = tail if offset == NOW else 0
     if offset >= tail:
-        return ReadSlice(offset, offset, b"", True, stream.incarnation) if offset == tail else OffsetBeyondTail(offset, tail)
+        return _slice(stream, offset, offset, b"", now_ms) if offset == tail else OffsetBeyondTail(offset, tail)
     limit = offset + max_bytes
     pieces: list[bytes] = []
     at = offset
@@ -37,7 +40,15 @@ def read(stream: Stream, offset: int, max_bytes: int) -> ReadResult:
         else:
             pieces.append(chunk.data[at - base : end - base])  # the whole of an immutable object is the object: no copy
         at = end
-    return ReadSlice(offset, at, pieces[0] if len(pieces) == 1 else b"".join(pieces), at == tail, stream.incarnation)
+    return _slice(stream, offset, at, pieces[0] if len(pieces) == 1 else b"".join(pieces), now_ms)
+
+
+def _slice(stream: Stream, start: int, end: int, data: bytes, now_ms: int) -> ReadSlice:
+    rare, is_tail = stream.rare, end == stream.tail
+    if rare is None:
+        return ReadSlice(start, end, data, is_tail, stream.incarnation, stream.content_type)
+    closed = rare.closed and is_tail
+    return ReadSlice(start, end, data, is_tail, stream.incarnation, stream.content_type, closed, rare.is_touch_due(now_ms))
 
 
 def _chunks_from(stream: Stream, offset: int) -> Iterator[Chunk | OpenChunk]:

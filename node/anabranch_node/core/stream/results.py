@@ -13,6 +13,8 @@ class Created(Struct, frozen=True, array_like=True, tag=1, gc=False):
 
     offset: int
     existed: bool
+    closed: bool = False
+    incarnation: int = 0
 
 
 class Appended(Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -24,6 +26,12 @@ class Appended(Struct, frozen=True, array_like=True, tag=2, gc=False):
     start_offset: int
     next_offset: int
     duplicate: bool = False
+    closed: bool = False
+    """The stream is closed now, by this command or before it."""
+    producer: bool = False
+    epoch: int = 0
+    seq: int = 0
+    """With `producer`: its epoch and the highest sequence number taken, as the answer names them."""
 
 
 class Refusal(Struct, frozen=True, array_like=True, gc=False):
@@ -119,6 +127,58 @@ class OffsetInsideMessage(Refusal, frozen=True, tag=18):
         return f"offset {self.offset} is inside the message at [{self.before}, {self.after})"
 
 
+class StreamClosed(Refusal, frozen=True, tag=19):
+    """No append after the close."""
+
+    tail: int
+
+    def __str__(self) -> str:
+        return f"the stream is closed at {self.tail}"
+
+
+class ContentTypeMismatch(Refusal, frozen=True, tag=20):
+    expected: str
+
+    def __str__(self) -> str:
+        return f"the stream has content type {self.expected}"
+
+
+class SeqRegression(Refusal, frozen=True, tag=21):
+    """`Stream-Seq` did not rise."""
+
+    last: str
+
+    def __str__(self) -> str:
+        return f"Stream-Seq must be greater than {self.last!r}"
+
+
+class Deleted(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    """Delete and Expire: the stream is gone."""
+
+    incarnation: int
+
+
+class Touched(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """Touch: done, or no longer needed (another incarnation, no window): either way the read may be answered."""
+
+
+class NotDue(Refusal, frozen=True, tag=22):
+    """Expire: the stream was touched meanwhile, or is another one."""
+
+
+class StreamInfo(Struct, frozen=True, array_like=True, tag=31, gc=False):
+    """What HEAD tells. `touch_due`: the sliding window is stale enough that a read must propose a Touch before it answers."""
+
+    incarnation: int
+    content_type: str
+    tail: int
+    earliest: int
+    closed: bool
+    ttl_s: int | None
+    expires_at: str
+    touch_due: bool
+
+
 class ReadSlice(Struct, frozen=True, array_like=True, tag=30, gc=False):
     """Whole messages of [start, next_offset), end to end. `up_to_date`: next_offset is the tail."""
 
@@ -127,9 +187,31 @@ class ReadSlice(Struct, frozen=True, array_like=True, tag=30, gc=False):
     data: bytes
     up_to_date: bool
     incarnation: int
+    content_type: str = ""
+    closed: bool = False
+    touch_due: bool = False
 
 
-CreateResult = Created | StreamExists
-AppendResult = Appended | StreamNotFound | EmptyBody | StaleEpoch | BadEpochStart | SequenceGap | TooManyProducers
-Result = CreateResult | AppendResult
+class StreamPage(Struct, frozen=True, array_like=True, tag=32, gc=False):
+    """Names of streams in order, behind `after`; `more`: the page was cut at its limit."""
+
+    names: list[str]
+    more: bool
+
+
+CreateResult = Created | StreamExists | ContentTypeMismatch
+AppendResult = (
+    Appended
+    | StreamNotFound
+    | EmptyBody
+    | StaleEpoch
+    | BadEpochStart
+    | SequenceGap
+    | TooManyProducers
+    | StreamClosed
+    | ContentTypeMismatch
+    | SeqRegression
+)
+Result = CreateResult | AppendResult | Deleted | Touched | NotDue
 ReadResult = ReadSlice | StreamNotFound | OffsetBeyondTail | OffsetInsideMessage
+QueryResult = ReadResult | StreamInfo | StreamPage

@@ -8,13 +8,16 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
-from typing import Final
+from itertools import pairwise
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
+from anabranch_node.core.stream.commands import Producer
+from anabranch_node.core.stream.lifetime import RareFields
 from anabranch_node.core.stream.producers import ProducerState
-from anabranch_node.core.stream.stream import Chunk, OpenChunk, Stream
+from anabranch_node.core.stream.stream import Chunk, KeyRuns, OpenChunk, Stream
 from anabranch_node.core.stream.table import StreamTable
 from anabranch_proto.formats import Damaged, NewerFormat
 
@@ -25,6 +28,7 @@ assert array("Q", (1,)).tobytes() == b"\1\0\0\0\0\0\0\0"
 SLICE_VERSION = 1
 _WHERE = "snapshot of the stream machine"
 _ROWS_PER_RECORD = 256
+_Value = TypeVar("_Value")
 
 
 class Slice(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -78,11 +82,32 @@ class MachineEnd(Struct, frozen=True, array_like=True, tag=6, gc=False, forbid_u
     stream_count: int
 
 
-Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd
+class StreamRare(Struct, frozen=True, array_like=True, tag=7, gc=False, forbid_unknown_fields=True):
+    """Directly behind the head of a stream that has any of it (lifetime.py)."""
+
+    ttl_s: int | None
+    expires_at_ms: int | None
+    expires_at: str
+    touched_at_ms: int
+    closed: bool
+    closer: Producer | None
+    seq: str | None
+
+
+class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_unknown_fields=True):
+    """Before the head of a chunk in which a message has a routing key. A slice may hold more bytes than asked for by the keys of one chunk."""
+
+    keys: list[str]
+    firsts: bytes
+
+
+Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_slice: Final = msgspec.msgpack.Decoder(Slice).decode
-_decode_records: Final = msgspec.msgpack.Decoder(list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd]).decode
+_decode_records: Final = msgspec.msgpack.Decoder(
+    list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys]
+).decode
 
 
 class FrozenView:
@@ -119,6 +144,8 @@ class FrozenView:
         for name, stream in self._streams.items():
             producers = stream.producers or {}
             yield StreamHead(name, stream.incarnation, stream.content_type, stream.tail, len(producers))
+            if stream.rare is not None:
+                yield _rare_record(stream.rare)
             if producers:
                 rows = list(producers.items())
                 for first in range(0, len(rows), _ROWS_PER_RECORD):
@@ -128,10 +155,16 @@ class FrozenView:
         yield MachineEnd(len(self._streams))
 
 
+def _rare_record(rare: RareFields) -> StreamRare:
+    return StreamRare(rare.ttl_s, rare.expires_at_ms, rare.expires_at, rare.touched_at_ms, rare.closed, rare.closer, rare.seq)
+
+
 def _chunk_records(stream: Stream, piece_bytes_max: int) -> Iterator[Record]:
     for chunk in stream.chunks():
         is_open = type(chunk) is OpenChunk
         data = b"".join(chunk.parts) if isinstance(chunk, OpenChunk) else chunk.data
+        if chunk.key_runs is not None:
+            yield ChunkKeys(chunk.key_runs.keys, chunk.key_runs.firsts.tobytes())
         yield ChunkHead(chunk.start, len(data), is_open, chunk.ends.tobytes(), chunk.times.tobytes(), chunk.time_firsts.tobytes())
         for first in range(0, len(data), piece_bytes_max):
             yield ChunkBytes(data[first : first + piece_bytes_max])
@@ -146,20 +179,29 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
     table = StreamTable()
     stream: Stream | None = None
     stream_head: StreamHead | None = None
+    key_runs: KeyRuns | None = None  # of the chunk whose head comes next
     for record in records:
+        if key_runs is not None and not isinstance(record, ChunkHead):
+            raise _damaged(f"has {_name(record)} where the chunk of its routing keys is expected")
         if isinstance(record, StreamHead):
-            _check_whole(stream, stream_head)
+            _finish(table, stream, stream_head)
             if record.name in table.streams:
                 raise _damaged(f"holds stream {record.name} twice")
             stream, stream_head = Stream(record.incarnation, sys.intern(record.content_type), table.generation), record
-            table.streams[record.name] = stream
+        elif isinstance(record, StreamRare) and stream is not None and stream.rare is None:
+            stream.rare = RareFields(
+                record.ttl_s, record.expires_at_ms, record.expires_at, record.touched_at_ms, record.closed, record.closer, record.seq
+            )
         elif isinstance(record, ProducerRows) and stream is not None:
             stream.producers = stream.producers or {}
             stream.producers.update(record.rows)
+        elif isinstance(record, ChunkKeys) and stream is not None:
+            key_runs = _restore_keys(record)
         elif isinstance(record, ChunkHead) and stream is not None:
-            _restore_chunk(stream, record, records)
+            _restore_chunk(stream, record, key_runs, records)
+            key_runs = None
         elif isinstance(record, MachineEnd):
-            _check_whole(stream, stream_head)
+            _finish(table, stream, stream_head)
             if len(table.streams) != record.stream_count or record.stream_count != head.stream_count:
                 raise _damaged(f"holds {len(table.streams)} streams, its head says {head.stream_count} and its end {record.stream_count}")
             if (extra := next(records, None)) is not None:
@@ -186,7 +228,18 @@ def _records_of(slices: Iterable[bytes]) -> Iterator[Record]:
         yield from records
 
 
-def _restore_chunk(stream: Stream, head: ChunkHead, records: Iterator[Record]) -> None:
+def _restore_keys(record: ChunkKeys) -> KeyRuns:
+    try:
+        firsts = array("I", record.firsts)
+    except ValueError as error:
+        raise _damaged(f"has routing keys of a broken length: {error}") from error
+    rises = all(left < right for left, right in pairwise(firsts))
+    if not firsts or firsts[0] != 0 or not rises or len(firsts) != len(record.keys):
+        raise _damaged(f"has {len(record.keys)} routing keys at {len(firsts)} places that are no runs")
+    return KeyRuns(record.keys, firsts)
+
+
+def _restore_chunk(stream: Stream, head: ChunkHead, key_runs: KeyRuns | None, records: Iterator[Record]) -> None:
     parts: list[bytes] = []
     missing = head.size
     while missing > 0:
@@ -203,21 +256,25 @@ def _restore_chunk(stream: Stream, head: ChunkHead, records: Iterator[Record]) -
     fits = head.start == stream.tail and stream.open is None and missing == 0
     if not fits or not ends or ends[-1] != head.size or not times or len(times) != len(time_firsts):
         raise _damaged(f"has a chunk at offset {head.start}, size {head.size}, that does not continue its stream at {stream.tail}")
+    if key_runs is not None and key_runs.firsts[-1] >= len(ends):
+        raise _damaged(f"has a chunk at offset {head.start} with routing keys beyond its {len(ends)} messages")
     if head.open:
         messages = [data[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        stream.open = OpenChunk(head.start, head.size, messages, ends, times, time_firsts)
+        stream.open = OpenChunk(head.start, head.size, messages, ends, times, time_firsts, key_runs)
     else:
-        stream.add_sealed(Chunk(head.start, data, ends, times, time_firsts))
+        stream.add_sealed(Chunk(head.start, data, ends, times, time_firsts, key_runs))
     stream.tail += head.size
 
 
-def _check_whole(stream: Stream | None, head: StreamHead | None) -> None:
+def _finish(table: StreamTable, stream: Stream | None, head: StreamHead | None) -> None:
+    """All of a stream was read: into the table, which derives its expiry and its bytes."""
     if stream is None or head is None:
         return
     if stream.tail != head.tail:
         raise _damaged(f"has stream {head.name} up to {stream.tail}, its tail is {head.tail}")
     if len(stream.producers or ()) != head.producer_count:
         raise _damaged(f"has {len(stream.producers or ())} producers of stream {head.name}, not {head.producer_count}")
+    table.insert(head.name, stream)
 
 
 def _damaged(problem: str) -> Damaged:
@@ -234,17 +291,30 @@ def digest(applied_index: int, now_ms: int, streams: dict[str, Stream]) -> bytes
     for name in sorted(streams):
         stream = streams[name]
         producers = None if stream.producers is None else list(stream.producers.items())
-        total.update(_encode((name, stream.incarnation, stream.content_type, stream.tail, producers)))
+        rare = None if stream.rare is None else _rare_record(stream.rare)
+        total.update(_encode((name, stream.incarnation, stream.content_type, stream.tail, producers, rare)))
         if not stream.tail:
             continue
         ends: array[int] = array("Q")
-        runs: list[tuple[int, int]] = []  # (time, number of its first message), merged across chunks
+        times: list[tuple[int, int]] = []  # (time, number of its first message), merged across chunks
+        keys: list[tuple[str, int]] = []  # the same for keys
         for chunk in stream.chunks():
-            for time, first in zip(chunk.times, chunk.time_firsts, strict=True):
-                if not runs or runs[-1][0] != time:
-                    runs.append((time, len(ends) + first))
+            _merge_runs(times, -1, chunk.times, chunk.time_firsts, len(ends))
+            if chunk.key_runs is not None:
+                _merge_runs(keys, "", chunk.key_runs.keys, chunk.key_runs.firsts, len(ends))
+            elif keys:
+                _merge_runs(keys, "", ("",), (0,), len(ends))
             ends.extend([chunk.start + end for end in chunk.ends])
             total.update(b"".join(chunk.parts) if isinstance(chunk, OpenChunk) else chunk.data)
         total.update(ends.tobytes())
-        total.update(_encode(runs))
+        total.update(_encode((times, keys)))
     return total.digest()
+
+
+def _merge_runs(runs: list[tuple[_Value, int]], before: _Value, values: Iterable[_Value], firsts: Iterable[int], base: int) -> None:
+    """`before` is what holds until the first run."""
+    last = runs[-1][0] if runs else before
+    for value, first in zip(values, firsts, strict=True):
+        if value != last:
+            runs.append((value, base + first))
+            last = value

@@ -2,8 +2,8 @@
 
 append.py adds messages, read_plan.py cuts slices, snapshot.py carries all of it to bytes and back. Not here: any check (append.py, producers.py).
 
-A chunk holds its payload end to end, where each message ends, and the append times as runs. Sealed chunks are immutable and shared between
-the machine, frozen views and readers; only the open one changes. What an idle stream does not have costs it one empty field: 100,000 idle
+A chunk holds its payload end to end, where each message ends, and append times and routing keys as runs. Sealed chunks are immutable and shared
+between the machine, frozen views and readers; only the open one changes. What an idle stream does not have costs it one empty field: 100,000 idle
 streams are to fit in 300 MB. gc=False: these objects form no cycles, and the collector would otherwise walk all of them."""
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ from bisect import bisect_left, bisect_right
 
 from msgspec import Struct
 
+from anabranch_node.core.stream.lifetime import RareFields
 from anabranch_node.core.stream.producers import Producers
 
 CHUNK_BYTES = 64 * 1024
 """An open chunk is sealed when it reaches this. A larger message gets a chunk of its own, so that its bytes are never copied."""
 CHUNK_MESSAGES = 4096
 """Also sealed at this count: it bounds what copying an open chunk costs the first append after a freeze (about 10 us)."""
+
+
+class KeyRuns(Struct, frozen=True, gc=False):
+    """From message `firsts[i]` of a chunk on, the routing key is `keys[i]`; "" is none. The columns grow while their chunk is open."""
+
+    keys: list[str]
+    firsts: array[int]
+
+    def copy(self) -> KeyRuns:
+        return KeyRuns(self.keys.copy(), self.firsts[:])
 
 
 class Chunk(Struct, frozen=True, gc=False):
@@ -29,6 +40,8 @@ class Chunk(Struct, frozen=True, gc=False):
     ends: array[int]
     times: array[int]
     time_firsts: array[int]
+    key_runs: KeyRuns | None = None
+    """None: no message here has a key."""
 
 
 class OpenChunk(Struct, gc=False):
@@ -41,25 +54,41 @@ class OpenChunk(Struct, gc=False):
     times: array[int]
     time_firsts: array[int]
 
-    def add(self, body: bytes, now_ms: int) -> None:
+    key_runs: KeyRuns | None = None
+
+    def add(self, body: bytes, now_ms: int, key: str) -> None:
         if now_ms != self.times[-1]:
             self.times.append(now_ms)
             self.time_firsts.append(len(self.parts))
+        if key or self.key_runs is not None:
+            self._add_key(key)
         self.parts.append(body)
         self.size += len(body)
         self.ends.append(self.size)
 
+    def _add_key(self, key: str) -> None:
+        """The key of the message that is about to be added."""
+        runs = self.key_runs
+        if runs is None:
+            runs = self.key_runs = KeyRuns([""], array("I", (0,)))
+        if key != runs.keys[-1]:
+            runs.keys.append(key)
+            runs.firsts.append(len(self.parts))
+
     def seal(self) -> Chunk:
         # Slicing an array copies it to its exact size; one part is not copied by join.
-        return Chunk(self.start, b"".join(self.parts), self.ends[:], self.times[:], self.time_firsts[:])
+        return Chunk(self.start, b"".join(self.parts), self.ends[:], self.times[:], self.time_firsts[:], self._key_runs_copy())
 
     def copy(self) -> OpenChunk:
-        return OpenChunk(self.start, self.size, self.parts.copy(), self.ends[:], self.times[:], self.time_firsts[:])
+        return OpenChunk(self.start, self.size, self.parts.copy(), self.ends[:], self.times[:], self.time_firsts[:], self._key_runs_copy())
+
+    def _key_runs_copy(self) -> KeyRuns | None:
+        return None if self.key_runs is None else self.key_runs.copy()
 
 
 class Stream(Struct, gc=False):
     incarnation: int
-    """Log index of the create: tells a stream from a later one of the same name."""
+    """Log index of the create << 16, and the place of the create in its entry: tells a stream from a later one of the same name."""
     content_type: str
     generation: int
     """The freeze count of the table when this object was made: an older one may be shared with a frozen view (table.py)."""
@@ -68,21 +97,38 @@ class Stream(Struct, gc=False):
     sealed: list[Chunk] | None = None
     sealed_starts: array[int] | None = None
     open: OpenChunk | None = None
+    rare: RareFields | None = None
 
-    def add(self, body: bytes, now_ms: int) -> int:
-        """Append one message and return the new tail."""
+    @property
+    def held_bytes(self) -> int:
+        return self.tail
+
+    @property
+    def last_append_ms(self) -> int:
+        if self.open is not None:
+            return self.open.times[-1]
+        return self.sealed[-1].times[-1] if self.sealed else 0
+
+    def rare_fields(self) -> RareFields:
+        """To be changed; the caller owns the stream (table.py)."""
+        if self.rare is None:
+            self.rare = RareFields()
+        return self.rare
+
+    def add(self, body: bytes, now_ms: int, key: str) -> None:
+        """Append one message."""
         size = len(body)
         chunk = self.open
         if chunk is None or size >= CHUNK_BYTES:
             if chunk is not None:
                 self._seal(chunk)
-            self.open = chunk = OpenChunk(self.tail, size, [body], array("I", (size,)), array("Q", (now_ms,)), array("I", (0,)))
+            key_runs = KeyRuns([key], array("I", (0,))) if key else None
+            self.open = chunk = OpenChunk(self.tail, size, [body], array("I", (size,)), array("Q", (now_ms,)), array("I", (0,)), key_runs)
         else:
-            chunk.add(body, now_ms)
+            chunk.add(body, now_ms, key)
         self.tail += size
         if chunk.size >= CHUNK_BYTES or len(chunk.parts) >= CHUNK_MESSAGES:
             self._seal(chunk)
-        return self.tail
 
     def _seal(self, chunk: OpenChunk) -> None:
         self.add_sealed(chunk.seal())
@@ -112,7 +158,22 @@ class Stream(Struct, gc=False):
             None if self.sealed is None else self.sealed.copy(),
             None if self.sealed_starts is None else self.sealed_starts[:],
             None if self.open is None else self.open.copy(),
+            None if self.rare is None else self.rare.copy(),
         )
+
+
+def split_messages(body: bytes, lengths: bytes) -> list[bytes]:
+    """The messages of a command's body. That `lengths` add up is web/write.py's promise; here it is held to it, before anything changes."""
+    if not lengths:
+        return [body] if body else []
+    sizes = array("I", lengths)
+    assert min(sizes) > 0 and sum(sizes) == len(body), (len(sizes), sum(sizes), len(body))
+    messages: list[bytes] = []
+    at = 0
+    for size in sizes:
+        messages.append(body[at : at + size])
+        at += size
+    return messages
 
 
 def boundary_at(ends: array[int], position: int) -> int | None:

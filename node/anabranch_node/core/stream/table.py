@@ -1,17 +1,42 @@
-"""All streams of one group, and which of their objects a frozen view may be looking at.
+"""All streams of one group, which of their objects a frozen view may be looking at, and what is derived from them: bytes, names in order, expiry.
 
 freeze() copies the dict (pointers, at C speed) and raises the generation; whoever changes a stream calls `own` first, which replaces an object
 older than the last freeze by a copy. A view thus keeps exactly what it saw, and pays for what changes, not for what exists."""
 
+from anabranch_node.core.stream.expiry import ExpiryQueue
 from anabranch_node.core.stream.stream import Stream
 
 
 class StreamTable:
-    __slots__ = ("generation", "streams")
+    __slots__ = ("_names", "expiry", "generation", "hot_bytes", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[str, Stream] = {}
+        """Changed by `insert` and `remove` only."""
         self.generation = 0
+        self.hot_bytes = 0
+        """Payload that all streams hold."""
+        self.expiry = ExpiryQueue()
+        self._names: list[str] | None = None
+
+    def insert(self, name: str, stream: Stream) -> None:
+        assert name not in self.streams, name
+        self.streams[name] = stream
+        self.hot_bytes += stream.held_bytes
+        self._names = None
+        self.watch_expiry(name, stream)
+
+    def remove(self, name: str) -> None:
+        stream = self.streams.pop(name)
+        self.hot_bytes -= stream.held_bytes
+        self._names = None
+        if stream.rare is not None and stream.rare.due_ms is not None:
+            self.expiry.forget(self.streams)
+
+    def watch_expiry(self, name: str, stream: Stream) -> None:
+        """Once in a stream's life: whether it can expire is settled by its create, and touches are found out lazily."""
+        if stream.rare is not None and (due_ms := stream.rare.due_ms) is not None:
+            self.expiry.add(due_ms, name, stream.incarnation)
 
     def own(self, name: str, stream: Stream) -> Stream:
         """The object to change in place of `stream`. Callers hold it only until the next freeze."""
@@ -20,6 +45,12 @@ class StreamTable:
         copy = stream.copy(self.generation)
         self.streams[name] = copy
         return copy
+
+    def names(self) -> list[str]:
+        """In order; sorted again only after a create or delete, so that a walk over all pages sorts once."""
+        if self._names is None:
+            self._names = sorted(self.streams)
+        return self._names
 
     def freeze(self) -> dict[str, Stream]:
         self.generation += 1

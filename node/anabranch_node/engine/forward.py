@@ -1,0 +1,105 @@
+"""Requests for other nodes and from them: numbers, bytes, and what a broken connection means. service/ decides who is asked.
+
+Before us: service.py found no leader or no replica here. After us: outbox.py puts the letter into this turn's frame. A command that was sent and not
+answered is unknown and never sent again; a query changes nothing, so it is. Not here: deadlines (service.py)."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from anabranch_node.core import errors
+from anabranch_node.core.errors import OutcomeUnknown, ReadUnavailable
+from anabranch_node.core.stream import commands, queries, results
+from anabranch_node.engine.host import Host
+from anabranch_node.engine.letters import Forward, ForwardAnswer
+
+BULK_BYTES = 16 << 10
+"""Larger letters take the lane of the entries, so that they never delay a heartbeat."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Codec(NamedTuple):
+    """How the questions and answers of a kind of group are spelt."""
+
+    command: Callable[[bytes], Any]
+    query: Callable[[bytes], Any]
+    result: Callable[[bytes], Any]
+
+
+FAILURES = (
+    errors.OutcomeUnknown
+    | errors.NotLeading
+    | errors.Overloaded
+    | errors.DiskFull
+    | errors.Fenced
+    | errors.ReadUnavailable
+    | errors.NotHosted
+    | errors.Refused
+    | errors.TooLarge
+    | errors.HotFull
+)
+STREAMS = Codec(
+    msgspec.msgpack.Decoder(commands.Create | commands.Append | commands.Delete | commands.Touch | commands.Expire).decode,
+    msgspec.msgpack.Decoder(queries.ReadAt | queries.Head | queries.ListStreams).decode,
+    msgspec.msgpack.Decoder(results.Result | results.QueryResult | FAILURES).decode,
+)
+
+
+class _Asked(NamedTuple):
+    token: int
+    node: int
+    write: bool
+
+
+class Forwarding:
+    def __init__(self, host: Host, meta: Codec) -> None:
+        self._host = host
+        self._codecs = (STREAMS, meta)
+        self._counter = 0
+        self._asked: dict[int, _Asked] = {}
+
+    def _codec(self, group: int) -> Codec:
+        return self._codecs[group == 0]
+
+    def ask(self, token: int, place: tuple[int, int], group: int, write: bool, payload: Any, wait_ms: int) -> None:
+        self._counter += 1
+        self._asked[self._counter] = _Asked(token, place[0], write)
+        body = _encode(payload)
+        self._host.send_letter(place[0], place[1], group, Forward(self._counter, write, wait_ms, body), len(body) > BULK_BYTES)
+
+    def decode(self, group: int, letter: Forward) -> Any:
+        """The command or query of another node. Raises msgspec.MsgspecError."""
+        codec = self._codec(group)
+        return codec.command(letter.body) if letter.write else codec.query(letter.body)
+
+    def answer(self, node: int, incarnation: int, group: int, request: int, result: Any) -> None:
+        body = _encode(result)
+        self._host.send_letter(node, incarnation, group, ForwardAnswer(request, body), len(body) > BULK_BYTES)
+
+    def answered(self, group: int, letter: ForwardAnswer) -> tuple[int, Any] | None:
+        """(token, result), or None if nobody waits for it any more."""
+        asked = self._asked.pop(letter.request, None)
+        if asked is None:
+            return None
+        try:
+            return asked.token, self._codec(group).result(letter.body)
+        except msgspec.MsgspecError as error:
+            return asked.token, OutcomeUnknown(f"node {asked.node} answered what this version does not know: {error}")
+
+    def lost(self, node: int) -> list[tuple[int, Any]]:
+        """The connection to that node broke: what it was asked, with the honest answer."""
+        gone = [number for number, asked in self._asked.items() if asked.node == node]
+        return [(asked.token, _silence(asked)) for asked in map(self._asked.pop, gone)]
+
+    def forget(self, token: int) -> None:
+        """Its deadline passed."""
+        for number, asked in self._asked.items():
+            if asked.token == token:
+                del self._asked[number]
+                return
+
+
+def _silence(asked: _Asked) -> Any:
+    return OutcomeUnknown(f"the connection to node {asked.node} broke before it answered") if asked.write else ReadUnavailable()
