@@ -1,0 +1,51 @@
+"""One request between its arrival and its answer: what was asked, where, how often. service.py moves it on; live.py keeps those that wait.
+
+Bounded: by the client plane's connections, the peers' windows and `waiters_max`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from anabranch_node.core.stream.results import ReadSlice
+from anabranch_node.web.request import Request
+
+
+class Stage(Enum):
+    ASKED = "asked"  # a group works on it, here or on another node
+    PARKED = "parked"  # no leader known: asked again at the next tick
+    TOUCHING = "touching"  # the read is served, its stream's sliding window is being reset
+    WAITING = "waiting"  # a long-poll at the tail
+    LAST_LOOK = "last look"  # a long-poll timed out: one more ReadIndex before it says "nothing"
+    STREAMING = "streaming"  # an SSE response goes on
+
+
+class Served(NamedTuple):
+    """Asked by another node: the answer goes back there."""
+
+    node: int
+    incarnation: int
+    request: int
+
+
+class Life(Struct, gc=False):
+    token: int
+    group: int
+    write: bool
+    payload: Any
+    """A command or a query (core/stream)."""
+    deadline_ms: int
+    request: Request | None = None
+    served: Served | None = None
+    wait_ms: int = 0
+    stage: Stage = Stage.ASKED
+    tries: int = 0
+    hint: tuple[int, int] | None = None
+    """(node, incarnation) that a refusal named as the leader's."""
+    sent: bool = False
+    """A write that may be in a log somewhere: from here on silence means unknown."""
+    slice: ReadSlice | None = None
+    remote: bool = False
+    """A live read of a group that has no replica here."""

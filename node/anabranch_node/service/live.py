@@ -1,0 +1,274 @@
+"""Live readers: long-polls at the tail and SSE responses that go on. service.py brings them here; each applied append wakes those of its stream.
+
+One append is encoded once for all readers at the same offset, and leaves as one Broadcast; a large crowd is served in slices over several turns, so
+that appends never stall behind it. Bounded: `waiters_max` readers; a reader that does not take its bytes is the client plane's to drop.
+Not here: the first read and its ReadIndex (service.py). What is served here was applied, hence committed, and continues such a read."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from anabranch_node.core.stream.queries import ReadAt
+from anabranch_node.core.stream.results import ReadSlice
+from anabranch_node.engine.host import Host
+from anabranch_node.service.effects import Begin, Broadcast, End
+from anabranch_node.service.life import Life, Stage
+from anabranch_node.web import sse
+
+FinishPoll = Callable[[Life, Any], None]
+"""A long-poll's result; None: it timed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    long_poll_timeout_ms: int = 30_000
+    sse_keep_alive_ms: int = 15_000
+    sse_rotate_ms: int = 60_000
+    waiters_max: int = 20_000
+    # A socket write costs about 10 us, so 256 readers a turn delay appends by 2.6 ms at most.
+    fanout_readers_per_turn_max: int = 256
+
+
+class _Piece(NamedTuple):
+    """Bytes on their way to a crowd, first come first served: so each reader gets its events in order."""
+
+    last: bool
+    tokens: list[int]
+    data: bytes
+
+
+class _Watch:
+    """The readers of one stream, by the offset they wait at: usually all at the tail."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        self.at: dict[int, dict[int, Life]] = {}
+
+    def add(self, offset: int, life: Life) -> None:
+        self.at.setdefault(offset, {})[life.token] = life
+
+
+class LiveReaders:
+    def __init__(self, host: Host, options: LiveOptions, response_bytes_max: int) -> None:
+        self._host = host
+        self._options = options
+        self._bytes_max = response_bytes_max
+        self._watched: dict[int, dict[str, _Watch]] = {}  # group -> stream -> readers; the machine marks what changed among them
+        self._place: dict[int, tuple[int, str, int]] = {}  # token -> (group, stream, offset)
+        self._polls: deque[tuple[int, int]] = deque()  # (deadline, token), in order
+        self._rotations: deque[tuple[int, int]] = deque()
+        self._keep_alives: deque[tuple[int, int]] = deque()
+        self._pieces: deque[_Piece] = deque()
+        self._again: dict[int, set[str]] = {}  # woken, and more to read than one response holds
+        self.streaming: dict[int, Life] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._place) + len(self.streaming)
+
+    # --- readers come and go -----------------------------------------------------------------------------------------------------
+
+    def wait(self, life: Life, at: ReadSlice, now_ms: int) -> None:
+        life.slice = at
+        self._register(life, at.next_offset)
+        self._polls.append((now_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
+
+    def begin(self, life: Life, first: ReadSlice, now_ms: int, out: list[Any]) -> None:
+        assert life.request is not None
+        life.slice = first
+        self.streaming[life.token] = life
+        cursor = sse.cursor_for(life.request.cursor, now_ms)
+        out.append(Begin(life.token, sse.head(life.request, first, now_ms) + sse.event(first, cursor)))
+        if first.closed:
+            self._end(life, out)
+            return
+        self._rotations.append((now_ms + self._options.sse_rotate_ms, life.token))
+        self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, life.token))
+        self._follow(life, first)
+
+    def go_on(self, life: Life, slice: ReadSlice, now_ms: int, out: list[Any]) -> None:
+        """The next piece of a stream that another node holds."""
+        assert life.slice is not None
+        if slice.incarnation != life.slice.incarnation:
+            self._end(life, out)
+            return
+        life.slice = slice
+        if slice.data or slice.closed:
+            self._pieces.append(_Piece(False, [life.token], sse.event(slice, sse.cursor_for("", now_ms))))
+        if slice.closed:
+            self._end(life, out)
+        else:
+            self._follow(life, slice)
+
+    def _follow(self, life: Life, slice: ReadSlice) -> None:
+        stream = life.payload.stream
+        if life.remote:
+            life.payload = ReadAt(stream, slice.next_offset, self._bytes_max)
+            life.wait_ms = self._options.sse_keep_alive_ms
+            return
+        self._register(life, slice.next_offset)
+
+    def _register(self, life: Life, offset: int) -> None:
+        stream = life.payload.stream
+        watched = self._watched.setdefault(life.group, {})
+        watch = watched.get(stream)
+        if watch is None:
+            watch = watched[stream] = _Watch()
+        watch.add(offset, life)
+        self._place[life.token] = (life.group, stream, offset)
+        # Its slice may be a step old by now, or not the whole: look once more before waiting for the next append.
+        self._again.setdefault(life.group, set()).add(stream)
+        group = self._host.groups.get(life.group)
+        if group is not None:
+            group.machine.watched = watched
+
+    def remove(self, life: Life) -> None:
+        self.streaming.pop(life.token, None)
+        place = self._place.pop(life.token, None)
+        if place is None:
+            return
+        group, stream, offset = place
+        watch = self._watched[group][stream]
+        readers = watch.at[offset]
+        del readers[life.token]
+        if not readers:
+            del watch.at[offset]
+            if not watch.at:
+                del self._watched[group][stream]
+
+    def _end(self, life: Life, out: list[Any]) -> None:
+        self.remove(life)
+        self._pieces.append(_Piece(True, [life.token], sse.END))
+
+    def end_one(self, life: Life, out: list[Any]) -> None:
+        self._end(life, out)
+
+    def end_all(self, out: list[Any], finish_poll: FinishPoll) -> None:
+        for watched in list(self._watched.values()):
+            for watch in list(watched.values()):
+                for life in [life for readers in watch.at.values() for life in readers.values()]:
+                    self._dismiss(life, out, finish_poll)
+        for life in list(self.streaming.values()):
+            self._end(life, out)
+
+    def _dismiss(self, life: Life, out: list[Any], finish_poll: FinishPoll) -> None:
+        if life.stage is Stage.STREAMING:
+            self._end(life, out)
+        else:
+            self.remove(life)
+            finish_poll(life, None)
+
+    # --- something happened ------------------------------------------------------------------------------------------------------
+
+    def wake(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
+        """After every step of the host: serve the readers of streams that changed."""
+        for group_id, watched in self._watched.items():
+            group = self._host.groups.get(group_id)
+            if group is None or not watched:
+                continue
+            machine = group.machine
+            again = self._again.pop(group_id, None)
+            if machine.watched is not watched:  # another machine: a snapshot was installed
+                machine.watched = watched
+                streams = list(watched)
+            elif machine.woken or again:
+                streams = list(dict.fromkeys([*machine.woken, *(sorted(again) if again else [])]))
+            else:
+                continue
+            machine.woken.clear()
+            for stream in streams:
+                if stream in watched:
+                    self._wake_stream(group_id, stream, watched[stream], now_ms, out, finish_poll)
+
+    def _wake_stream(self, group_id: int, stream: str, watch: _Watch, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
+        machine = self._host.groups[group_id].machine
+        for offset, readers in list(watch.at.items()):
+            result = machine.query(ReadAt(stream, offset, self._bytes_max), now_ms)
+            if not isinstance(result, ReadSlice):
+                for life in list(readers.values()):
+                    self._gone(life, result, out, finish_poll)
+                continue
+            result = msgspec.structs.replace(result, touch_due=False)  # a live read resets the window when it starts, not later
+            if not result.data and not result.closed and all(_same(life, result) for life in readers.values()):
+                continue
+            tokens: list[int] = []
+            moved: list[Life] = []
+            for life in list(readers.values()):
+                if life.stage is not Stage.STREAMING:
+                    self.remove(life)
+                    finish_poll(life, result)
+                elif not _same(life, result):
+                    self._end(life, out)
+                else:
+                    tokens.append(life.token)
+                    moved.append(life)
+            if tokens:
+                self._pieces.append(_Piece(False, tokens, sse.event(result, sse.cursor_for("", now_ms))))
+                if result.closed:
+                    self._pieces.append(_Piece(True, tokens, sse.END))
+                for life in moved:
+                    self.remove(life)
+                    if not result.closed:
+                        life.slice = result
+                        self.streaming[life.token] = life
+                        self._follow(life, result)
+
+    def _gone(self, life: Life, result: Any, out: list[Any], finish_poll: FinishPoll) -> None:
+        if life.stage is Stage.STREAMING:
+            self._end(life, out)
+        else:
+            self.remove(life)
+            finish_poll(life, result)
+
+    def fan_out(self, out: list[Any]) -> bool:
+        """Hand over what fits this turn. True: there is more, so turn again soon."""
+        room = self._options.fanout_readers_per_turn_max
+        while self._pieces and room > 0:
+            piece = self._pieces.popleft()
+            tokens = piece.tokens
+            if len(tokens) > room:
+                self._pieces.appendleft(piece._replace(tokens=tokens[room:]))
+                tokens = tokens[:room]
+            room -= len(tokens)
+            out.append(End(tokens, piece.data) if piece.last else Broadcast(tokens, piece.data))
+        return bool(self._pieces) or bool(self._again)
+
+    # --- time --------------------------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
+        while self._polls and self._polls[0][0] <= now_ms:
+            token = self._polls.popleft()[1]
+            place = self._place.get(token)
+            if place is not None:
+                life = self._watched[place[0]][place[1]].at[place[2]][token]
+                self.remove(life)
+                finish_poll(life, None)
+        while self._rotations and self._rotations[0][0] <= now_ms:
+            rotated = self.streaming.get(self._rotations.popleft()[1])
+            if rotated is not None:
+                self._end(rotated, out)
+        quiet: list[int] = []
+        while self._keep_alives and self._keep_alives[0][0] <= now_ms:
+            token = self._keep_alives.popleft()[1]
+            if token in self.streaming:
+                quiet.append(token)
+                self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, token))
+        if quiet:
+            self._pieces.append(_Piece(False, quiet, sse.KEEP_ALIVE))
+        for group_id, watched in self._watched.items():
+            if not watched:
+                continue
+            group = self._host.groups.get(group_id)
+            if group is None or group.fenced or not group.raft.hears_leader():
+                # What others commit does not reach us: whoever waits here would wait for nothing.
+                for watch in list(watched.values()):
+                    for life in [life for readers in watch.at.values() for life in readers.values()]:
+                        self._dismiss(life, out, finish_poll)
+
+
+def _same(life: Life, slice: ReadSlice) -> bool:
+    return life.slice is None or life.slice.incarnation == slice.incarnation
