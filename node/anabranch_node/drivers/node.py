@@ -41,7 +41,7 @@ from anabranch_node.drivers.loop import NodeLoop
 from anabranch_node.drivers.snapshot_disk import SnapshotDisk
 from anabranch_node.drivers.telemetry import GroupFacts, NodeCollector, NodeFacts
 from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions
-from anabranch_node.engine.cluster_flow import ClusterFlow
+from anabranch_node.engine.cluster_flow import ClusterFlow, caught_up
 from anabranch_node.engine.group import Group, GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
@@ -306,8 +306,7 @@ class Node:
         for command in actions.proposals:
             loop.push(Ask(self._next_token(), META_GROUP, True, command))
         if not self._caught_up and self._registered and self._view is not None:
-            mine = [placement.group for placement in self._view.groups if any(place.node_id == host.me.node_id for place in placement.replicas)]
-            self._caught_up = bool(mine) and all(_follows(host.groups.get(group)) for group in mine)
+            self._caught_up = caught_up(self._view, host)
 
     def _note_log_begun(self) -> None:
         """Before the first replica: from here on a directory without a log has lost one, and must not come back under its old replica ids."""
@@ -671,11 +670,6 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def _follows(group: Group | None) -> bool:
-    """It leads, or has heard its leader and applied what it knows to be committed."""
-    return group is not None and not group.fenced and group.raft.hears_leader() and group.raft.log.committed > 0
 
 
 def _role(group: Group) -> GroupRole:

@@ -16,6 +16,7 @@ from anabranch_node.core.cluster.view import ClusterView
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.progress import State
 from anabranch_node.core.raft.raft import Raft, Role
+from anabranch_node.engine.group import Group
 from anabranch_node.engine.host import Host
 from anabranch_proto.ids import META_GROUP
 
@@ -29,6 +30,19 @@ HAND_OVER_AGAIN_MS = 30_000
 """An attempt stops the group's writes until it succeeds or times out, so one that failed is not repeated soon."""
 HAND_OVERS_PER_STEP_MAX = 2
 NOBODY = 0
+
+
+def caught_up(view: ClusterView, host: Host) -> bool:
+    """The groups of the streams exist, and every replica of ours leads or hears its leader: from then on this node can serve. A node that was given
+    no replica serves by forwarding."""
+    if all(placement.group == META_GROUP for placement in view.groups):
+        return False
+    mine = [placement.group for placement in view.groups if any(place.node_id == host.me.node_id for place in placement.replicas)]
+    return all(_follows(host.groups.get(group)) for group in mine)
+
+
+def _follows(group: Group | None) -> bool:
+    return group is not None and not group.fenced and group.raft.hears_leader() and group.raft.log.committed > 0
 
 
 @dataclass(slots=True)
