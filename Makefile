@@ -63,7 +63,7 @@ sim: $(STAMP) ## simulate a cluster under faults: SEEDS=200 FROM=0; SEED=7 repla
 
 .PHONY: sim-bugs
 sim-bugs: $(STAMP) ## plant each known bug and show that the simulator finds it: BUG=name for one
-	@$(PY) -m tests.planted.run $(if $(BUG),--bug $(BUG))
+	@$(PY) -m tests.planted.run $(if $(BUG),--bug "$(BUG)")
 
 .PHONY: scripts
 scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expected parts anew, to be read as a diff

@@ -4,6 +4,7 @@ Its own log counts only up to what its disk has (`log.stable`), exactly like a f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from anabranch_node.core.raft import entry as entries_of
@@ -181,11 +182,36 @@ def _leave_office(raft: Raft) -> None:
 def flush(raft: Raft) -> None:
     reads = raft.reads
     if reads.waiting and raft.log.committed >= raft.term_start_index:
-        reads.start_round(raft.log.committed)
-        _heartbeat(raft)
-        _confirm_reads(raft)
+        _start_reads(raft)
     for replica, progress in raft.progress.items():
         _replicate(raft, replica, progress)
+
+
+def _start_reads(raft: Raft) -> None:
+    """Confirm the reads of this turn. A follower's question confirms itself where it and we are a quorum: it was asked in our term after the read
+    arrived, so no later leader had both votes it would need by then. The others share a round."""
+    reads, config, log = raft.reads, raft.config, raft.log
+    rest: list[Local | Remote] = []
+    for read in reads.waiting:
+        if isinstance(read, Remote) and quorum.won(config.voters, config.old_voters, (raft.id, read.replica)):
+            raft.send_now.append(ReadIndexAnswer(read.replica, raft.id, raft.term, read.request, log.committed))
+        else:
+            rest.append(read)
+    reads.waiting = rest
+    if rest:
+        reads.start_round(log.committed)
+        _heartbeat(raft, _round_voters(raft))
+        _confirm_reads(raft)
+
+
+def _round_voters(raft: Raft) -> list[int]:
+    """As many others as a round needs, those first that answered last; the next tick asks everybody about a round that is still open."""
+    if raft.config.joint:
+        return list(raft.progress)
+    voters = [replica for replica in raft.config.voters if replica != raft.id]
+    voters.sort(key=lambda replica: -raft.progress[replica].read_round)
+    needed = quorum.majority(raft.config.voters) - (raft.id in raft.config.voters)
+    return voters[:needed]
 
 
 def _replicate(raft: Raft, replica: int, progress: Progress) -> None:
@@ -260,14 +286,15 @@ def tick(raft: Raft) -> bool:
         for progress in raft.progress.values():
             progress.active = False
     # Counted in node-wide ticks, so that the heartbeats of all groups leave in the same frame.
-    if raft.ticks % raft.options.heartbeat_ticks:
+    if raft.ticks % raft.options.heartbeat_ticks and not raft.reads.rounds:
         return False
-    _heartbeat(raft)
+    _heartbeat(raft, raft.progress)
     return True
 
 
-def _heartbeat(raft: Raft) -> None:
-    for replica, progress in raft.progress.items():
+def _heartbeat(raft: Raft, replicas: Iterable[int]) -> None:
+    for replica in replicas:
+        progress = raft.progress[replica]
         raft.send_now.append(Heartbeat(replica, raft.id, raft.term, min(progress.match, raft.log.committed), raft.reads.round))
 
 

@@ -2,7 +2,8 @@
 still leads.
 
 Leader: reads of a turn share one round; a round is a heartbeat with a number, and an answer to round n also confirms every round before it. Rounds
-are numbered within a term, and a replica leads a term in one boot only, so (term, round) is never seen twice.
+are numbered within a term, and a replica leads a term in one boot only, so (term, round) is never seen twice. A follower's question needs no round
+where that follower and the leader are a quorum: the question itself says that the follower had not voted in a later term when it was asked.
 Follower: reads of a turn share one question to the leader; its id is fresh per try and per boot, so that a late answer never fits a newer read.
 Before the leader's first commit of its term nothing is confirmed: it does not know yet what is committed."""
 
