@@ -539,6 +539,7 @@ def test_connections_over_the_limit_are_told_so() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
+        (b"GE", "head_timeout"),
         (b"GET /a HT", "head_timeout"),
         (b"GET /a HTTP/1.1\r\nHost: h\r\nA", "head_timeout"),
         (_post(b"Content-Length: 10", b""), "body_timeout"),
@@ -563,6 +564,54 @@ def test_slow_messages_end(data: bytes, reason: str) -> None:
     on_loop(scenario)()
 
 
+def test_a_head_that_comes_again_means_the_same_and_keeps_every_bound() -> None:
+    """The second time it is compared, not parsed: nothing else may differ."""
+
+    async def scenario() -> None:
+        async with rig(inflight_bytes_max=10) as made:
+            client = await made.connect()
+            for body in (b"one", b"two", b"six"):
+                await client.send(_post(b"Content-Length: 3", body))
+                assert (await client.answer()).body == body
+            assert made.asked[0] == made.asked[1] == made.asked[2]
+            assert made.bodies == [b"one", b"two", b"six"]
+            assert made.plane.counters.requests == 3
+            # Another length, another target, a pipelined pair: parsed anew.
+            await client.send(_post(b"Content-Length: 4", b"four") + _post(b"Content-Length: 3", b"ten"))
+            assert [(await client.answer()).body, (await client.answer()).body] == [b"four", b"ten"]
+            # Bytes in flight are still bounded: somebody else has reserved them.
+            other = await made.connect()
+            await client.send(_post(b"Content-Length: 3", b"one"))
+            assert (await client.answer()).status == 200
+            await other.send(b"POST /hold HTTP/1.1\r\nHost: h\r\nContent-Length: 8\r\n\r\n87654321")
+            token = await made.held.get()
+            await client.send(_post(b"Content-Length: 3", b"two"))
+            assert (await client.answer()).status == 503
+            made.plane.respond(token, OK)
+            assert (await other.answer()).status == 200
+            client.close()
+            other.close()
+
+    on_loop(scenario)()
+
+
+@pytest.mark.parametrize("start", [b"P", b"GET", b"POST /echo HTTP/1.1\r\nHost: x\r\n"])
+def test_a_known_head_inside_another_message_is_not_taken_for_a_new_one(start: bytes) -> None:
+    async def scenario() -> None:
+        async with rig() as made:
+            client = await made.connect()
+            await client.send(GET)
+            assert (await client.answer()).status == 200
+            await client.send(start)
+            await turns_until(lambda: made.plane.counters.bytes_in == len(GET) + len(start))
+            await client.send(GET)
+            assert (await client.answer()).status == 400
+            assert await client.ended() == b""
+            client.close()
+
+    on_loop(scenario)()
+
+
 def test_a_body_at_the_minimum_rate_is_bounded_by_the_absolute_deadline() -> None:
     async def scenario() -> None:
         async with rig(body_grace_s=0.02, body_rate_bytes_s_min=1, body_timeout_s=0.3) as made:
@@ -576,7 +625,7 @@ def test_a_body_at_the_minimum_rate_is_bounded_by_the_absolute_deadline() -> Non
     on_loop(scenario)()
 
 
-@pytest.mark.parametrize("data", [b"", b"\r\n", b"GE", GET])
+@pytest.mark.parametrize("data", [b"", b"\r\n", GET])
 def test_idle_connections_are_closed_without_a_word(data: bytes) -> None:
     async def scenario() -> None:
         async with rig(idle_timeout_s=SHORT_S) as made:

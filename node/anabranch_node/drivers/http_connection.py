@@ -179,6 +179,11 @@ class ClientConnection(asyncio.Protocol):
         "stall_deadline",
         "buffer_bytes_max",
         "deadline",
+        # The last request whose head may come again, byte for byte.
+        "known_head",
+        "known_body_bytes",
+        "known_bytes",
+        "known_request",
     )
 
     transport: asyncio.Transport
@@ -221,6 +226,10 @@ class ClientConnection(asyncio.Protocol):
         self.stall_deadline = NEVER
         self.buffer_bytes_max = plane.options.write_buffer_bytes_max
         self.deadline = NEVER
+        self.known_head = b""
+        self.known_body_bytes = 0
+        self.known_bytes = 0  # 0: none
+        self.known_request: Request | None = None
 
     # The transport's side. TCP_NODELAY is what uvloop sets on every TCP transport.
 
@@ -268,10 +277,41 @@ class ClientConnection(asyncio.Protocol):
             return
         if self.unparsed:
             self.unparsed += data  # at most one more read after pausing
-        elif len(data) <= _SLICE_BYTES:
-            self._feed_slice(data)
-        else:
+        elif len(data) > _SLICE_BYTES:
             self._feed(data)
+        elif self.phase == IDLE and not (self.token or self.queue or self.write_paused):
+            if len(data) != self.known_bytes or not data.startswith(self.known_head) or not self._repeat(data):
+                self._feed_and_remember(data)
+        else:
+            self._feed_slice(data)
+
+    def _repeat(self, data: bytes) -> bool:
+        """The head of the last request came again, byte for byte, between two messages: it means what it meant then, so it is not parsed. Most
+        clients send little else: 15 of 100 us of an append were spent on reading the same head."""
+        plane, request = self.plane, self.known_request
+        assert request is not None
+        reserved = len(data) - len(self.known_head)
+        if reserved:
+            if plane.inflight_bytes + reserved > plane.options.inflight_bytes_max:
+                return False  # the long way refuses it
+            plane.inflight_bytes += reserved
+        plane.counters.requests += 1
+        self._dispatch(request, data[len(self.known_head) :] if reserved else b"", reserved)
+        return True
+
+    def _feed_and_remember(self, data: bytes) -> None:
+        """If this piece is exactly one plain request, its head is kept for comparison."""
+        plane = self.plane
+        requests = plane.counters.requests
+        self.known_request = None
+        self._feed_slice(data)
+        request = self.known_request
+        if request is None or self.phase != IDLE or self.no_more or plane.counters.requests != requests + 1:
+            self.known_bytes = 0
+            return
+        self.known_head = data[: len(data) - self.known_body_bytes]
+        # Blank lines before the request line are allowed; a head that has them is not worth remembering.
+        self.known_bytes = len(data) if data.find(b"\r\n\r\n") + 4 == len(self.known_head) else 0
 
     def eof_received(self) -> bool:
         """True keeps our half open: whoever sent whole requests may still be listening for the answers."""
@@ -383,8 +423,10 @@ class ClientConnection(asyncio.Protocol):
         else:
             self.refuse(error(400, "bad_request", "malformed HTTP request"), "malformed")
 
+    def on_message_begin(self) -> None:
+        self.phase = HEAD  # at its first byte: between two messages means between two messages
+
     def on_url(self, url: bytes) -> None:
-        self.phase = HEAD
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -470,6 +512,9 @@ class ClientConnection(asyncio.Protocol):
                 self.body_keep = request.takes_body
                 if self.body_keep and length > 0:
                     self._reserve(length)
+            if not (chunked or expect or ask_version or self.upgraded or request.live) and (self.body_keep or not has_body):
+                self.known_request = request
+                self.known_body_bytes = max(0, length)
         self.phase = BODY
         self.chunked = chunked
         if expect and has_body and not http10:
