@@ -7,7 +7,7 @@ skipped."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -22,14 +22,7 @@ from anabranch_node.engine.snapshots import SnapshotOptions, Snapshots, Snapshot
 from anabranch_node.engine.waiters import Waiters, pair
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class _Queued(NamedTuple):
-    """Asked for in this turn, checked and encoded, not in the log yet."""
-
-    token: int
-    command: Any
-    encoded: bytes
+_stamp = msgspec.structs.force_setattr
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,10 @@ class Group:
         self.busy = False  # something here waits for ticks; otherwise an idle group must cost next to nothing
         self.waiters = Waiters()
         self.snapshots = Snapshots(self, options.snapshots, cluster_id, slots)
-        self._queue: list[_Queued] = []
+        # Asked for in this turn, checked and encoded, not in the log yet: three columns.
+        self._tokens: list[int] = []
+        self._commands: list[Any] = []
+        self._encoded: list[bytes] = []
         self._queue_bytes = 0
         self._reads: dict[int, Read] = {}  # asked and not answered yet
         self._confirmed: list[tuple[int, int]] = []  # heap of (index, token): confirmed, not applied that far
@@ -69,24 +65,27 @@ class Group:
     # --- requests ----------------------------------------------------------------------------------------------------------------
 
     def propose(self, token: int, command: Any, now_ms: int, out: list[Effect]) -> None:
-        """Stamp, check and encode now, so that a request that cannot be spelt is refused by itself and harms nobody else."""
+        """Stamp, check and encode now, so that a request that cannot be spelt is refused by itself and harms nobody else. The command is ours from
+        here on: it is stamped in place."""
         raft = self.raft
         if raft.role is not Role.LEADER:
             out.append(Answer(token, NotLeading(raft.leader)))
             return
         self._last_stamp_ms = stamp = max(self._last_stamp_ms, now_ms)  # `now_ms` is bounded by the voters' clocks already
         try:
-            stamped = msgspec.structs.replace(command, now_ms=stamp)
-            encoded = _encode(stamped)
+            _stamp(command, "now_ms", stamp)
+            encoded = _encode(command)
         except (TypeError, ValueError, OverflowError) as error:
             out.append(Answer(token, Refused(f"the command cannot be encoded: {error}")))
             return
         if len(encoded) > self.options.command_bytes_max:
             out.append(Answer(token, TooLarge(self.options.command_bytes_max)))
-        elif self._queue_bytes + len(encoded) > self.options.queue_bytes_max and self._queue:
+        elif self._queue_bytes + len(encoded) > self.options.queue_bytes_max and self._tokens:
             out.append(Answer(token, Overloaded("commands of this turn")))
         else:
-            self._queue.append(_Queued(token, stamped, encoded))
+            self._tokens.append(token)
+            self._commands.append(command)
+            self._encoded.append(encoded)
             self._queue_bytes += len(encoded)
 
     def read(self, request: Read, out: list[Effect]) -> None:
@@ -102,7 +101,7 @@ class Group:
         """Propose what was asked in this turn, let Raft finish its turn, apply what is committed, answer. The caller empties Raft's lists after
         us."""
         raft = self.raft
-        if self._queue:
+        if self._tokens:
             self._propose_queued(out)
         raft.flush()
         if raft.committed:
@@ -113,26 +112,30 @@ class Group:
             out.extend(self.waiters.fail("this node lost the leadership before the commit"))
         if self._reads or raft.read_failures or raft.read_states:
             self._finish_reads(now_ms, out)
-        self.snapshots.finish(out)
-        self.busy = bool(self._confirmed or self.snapshots.wants_tick())
+        snapshots = self.snapshots
+        if snapshots.due or snapshots.sending or raft.snapshot_chunks or raft.snapshot_answers or raft.snapshots_wanted:
+            snapshots.finish(out)
+            self.busy = bool(self._confirmed) or snapshots.wants_tick()
+        else:
+            self.busy = bool(self._confirmed)
 
     def _propose_queued(self, out: list[Effect]) -> None:
-        queue, self._queue, self._queue_bytes = self._queue, [], 0
-        batch: list[_Queued] = []
-        size = 0
-        for queued in queue:
-            if batch and size + len(queued.encoded) > self.options.entry_bytes_max:
-                self._propose_entry(batch, out)
-                batch, size = [], 0
-            batch.append(queued)
-            size += len(queued.encoded)
-        self._propose_entry(batch, out)
+        tokens, commands, encoded, size = self._tokens, self._commands, self._encoded, self._queue_bytes
+        self._tokens, self._commands, self._encoded, self._queue_bytes = [], [], [], 0
+        if size <= self.options.entry_bytes_max:
+            self._propose_entry(tokens, commands, encoded, out)
+            return
+        first, size = 0, 0
+        for number, one in enumerate(encoded):
+            if size and size + len(one) > self.options.entry_bytes_max:
+                self._propose_entry(tokens[first:number], commands[first:number], encoded[first:number], out)
+                first, size = number, 0
+            size += len(one)
+        self._propose_entry(tokens[first:], commands[first:], encoded[first:], out)
 
-    def _propose_entry(self, batch: list[_Queued], out: list[Effect]) -> None:
-        tokens = [queued.token for queued in batch]
+    def _propose_entry(self, tokens: list[int], commands: list[Any], encoded: list[bytes], out: list[Effect]) -> None:
         try:
-            payload = commands_payload([queued.encoded for queued in batch])
-            index, term = self.raft.propose(entries_of.COMMANDS_V1, payload)
+            index, term = self.raft.propose(entries_of.COMMANDS_V1, commands_payload(encoded))
         except NotLeader as refusal:
             out.extend(Answer(token, NotLeading(refusal.leader)) for token in tokens)
         except LeaderMoving as refusal:
@@ -140,7 +143,7 @@ class Group:
         except UncommittedFull:
             out.extend(Answer(token, Overloaded("uncommitted bytes of this group")) for token in tokens)
         else:
-            self.waiters.add(index, term, tokens, [queued.command for queued in batch])
+            self.waiters.add(index, term, tokens, commands)
 
     def _apply(self, index: int, entry: bytes, out: list[Effect]) -> None:
         waiting = self.waiters.take(index, entries_of.term_of(entry)) if self.waiters else None
@@ -191,10 +194,10 @@ class Group:
         """This group is fenced or destroyed: everyone who waits gets the honest answer."""
         answers: list[Effect] = list(self.waiters.fail(reason))
         # What is queued never reached a log.
-        answers.extend(Answer(queued.token, NotLeading(0)) for queued in self._queue)
+        answers.extend(Answer(token, NotLeading(0)) for token in self._tokens)
         answers.extend(Answer(token, ReadUnavailable()) for token in self._reads)
         self.snapshots.stop_taking()
-        self._queue.clear()
+        self._tokens, self._commands, self._encoded, self._queue_bytes = [], [], [], 0
         self._reads.clear()
         self._confirmed.clear()
         return answers

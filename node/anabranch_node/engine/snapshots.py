@@ -96,7 +96,8 @@ class Snapshots:
         self._cluster_id = cluster_id
         self._entries = 0  # applied since the last snapshot was started
         self._bytes = 0
-        self._wanted = False
+        self.due = False
+        """Looked at in every turn of the group, so it is kept and not computed."""
         self._unreadable_through = 0
         self._rewrite = False  # our newest file is of no use to a follower: write it again, even at the same index
         self._taking: tuple[SnapshotKey, Iterator[bytes]] | None = None
@@ -111,9 +112,12 @@ class Snapshots:
     def applied(self, entry_bytes: int) -> None:
         self._entries += 1
         self._bytes += entry_bytes
+        if self._entries >= self._options.entries_max or self._bytes >= self._options.bytes_max:
+            self.due = True
 
     def request(self) -> None:
-        self._wanted = self._taking is None
+        if self._taking is None:
+            self.due = True
         self._group.busy = True
 
     def replace_log_through(self, index: int) -> None:
@@ -124,15 +128,12 @@ class Snapshots:
         else:
             self.request()
 
-    def _due(self) -> bool:
-        return self._wanted or self._entries >= self._options.entries_max or self._bytes >= self._options.bytes_max
-
     def wants_tick(self) -> bool:
         """A transfer runs, or a snapshot is due and waits for a slot."""
-        return bool(self.sending) or (self._taking is None and self._due())
+        return bool(self.sending) or (self._taking is None and self.due)
 
     def finish(self, out: list[Effect]) -> None:
-        if self._taking is None and self._slots.free and self._due():
+        if self._taking is None and self._slots.free and self.due:
             self._take(out)
         raft = self._group.raft
         if raft.snapshot_chunks:
@@ -152,7 +153,7 @@ class Snapshots:
 
     def _take(self, out: list[Effect]) -> None:
         group, raft = self._group, self._group.raft
-        self._wanted = False
+        self.due = False
         self._entries = self._bytes = 0
         index = group.machine.applied_index
         term = raft.log.term_at(index)
