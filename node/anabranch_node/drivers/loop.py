@@ -136,12 +136,14 @@ class NodeLoop:
 
     def perform(self, effects: list[Any]) -> None:
         plane = self.plane
+        by_token = {} if plane is None else plane.by_token
         disk: list[Any] = []
         for effect in effects:
             kind = type(effect)
             if kind is Respond:
-                if plane is not None:
-                    plane.respond(effect.token, effect.data)
+                connection = by_token.pop(effect.token, None)  # as plane.respond(); None: that client is gone
+                if connection is not None:
+                    connection.answer(effect.data, False)
             elif kind is Broadcast:
                 if plane is not None:
                     plane.broadcast(effect.tokens, effect.data)

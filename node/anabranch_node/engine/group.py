@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from anabranch_node.core.effects import Answer, Effect, Read
+from anabranch_node.core.effects import Answer, Effect
 from anabranch_node.core.errors import NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused, TooLarge
 from anabranch_node.core.machine import Machine, MachineKind
 from anabranch_node.core.raft import entry as entries_of
@@ -53,7 +53,7 @@ class Group:
         self._commands: list[Any] = []
         self._encoded: list[bytes] = []
         self._queue_bytes = 0
-        self._reads: dict[int, Read] = {}  # asked and not answered yet
+        self._reads: dict[int, Any] = {}  # token -> query: asked and not answered yet
         self._confirmed: list[tuple[int, int]] = []  # heap of (index, token): confirmed, not applied that far
         self.clock_ahead_ms = 0  # by how much our clock passes what the voters' clocks allow (host.py, once per tick)
         self._last_stamp_ms = 0
@@ -88,12 +88,12 @@ class Group:
             self._encoded.append(encoded)
             self._queue_bytes += len(encoded)
 
-    def read(self, request: Read, out: list[Effect]) -> None:
+    def read(self, token: int, query: Any, out: list[Effect]) -> None:
         if len(self._reads) >= self.options.reads_waiting_max:
-            out.append(Answer(request.token, Overloaded("reads waiting for this group")))
+            out.append(Answer(token, Overloaded("reads waiting for this group")))
             return
-        self._reads[request.token] = request
-        self.raft.read_index(request.token)
+        self._reads[token] = query
+        self.raft.read_index(token)
 
     # --- the end of a turn -------------------------------------------------------------------------------------------------------
 
@@ -173,10 +173,10 @@ class Group:
             raft.read_states.clear()
         while self._confirmed and self._confirmed[0][0] <= self.machine.applied_index:
             token = heappop(self._confirmed)[1]
-            request = self._reads.pop(token, None)
-            if request is not None:
+            query = self._reads.pop(token, None)
+            if query is not None:
                 try:
-                    result = self.machine.query(request.query, now_ms)
+                    result = self.machine.query(query, now_ms)
                 except (TypeError, ValueError, AssertionError) as error:
                     result = Refused(f"this cannot be read: {type(error).__name__}: {error}")  # it changed nothing, so it fences nobody
                 out.append(Answer(token, result))

@@ -203,6 +203,11 @@ class Host:
             self._handlers[type(event)](event)
         return self._end_turn()
 
+    @property
+    def has_work(self) -> bool:
+        """Something was asked since the last step."""
+        return bool(self._dirty or self._out)
+
     def frames(self) -> list[fx.SendFrame]:
         return self._outbox.frames(self._now_ms)
 
@@ -398,16 +403,19 @@ class Host:
         return group
 
     def _on_propose(self, event: fx.Propose) -> None:
-        group = self._serving(event.group, event.token)
+        self.propose(self._now_ms, event.token, event.group, event.command)
+
+    def propose(self, now_ms: int, token: int, group_id: int, command: Any) -> None:
+        """The same as a Propose in the next step, without an event to carry it: the service asks so, thousands of times a second."""
+        group = self._serving(group_id, token)
         if group is None:
             return
         if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
-            self._out.append(Answer(event.token, DiskFull()))
+            self._out.append(Answer(token, DiskFull()))
+        elif self.hot_bytes > self.options.hot_bytes_max and getattr(command, "body", None):
+            self._out.append(Answer(token, HotFull()))
         else:
-            if self.hot_bytes > self.options.hot_bytes_max and getattr(event.command, "body", None):
-                self._out.append(Answer(event.token, HotFull()))
-                return
-            group.propose(event.token, event.command, self._now_ms - group.clock_ahead_ms, self._out)
+            group.propose(token, command, now_ms - group.clock_ahead_ms, self._out)
 
     def _keep_time(self, group: Group) -> None:
         """Once per tick of a leader: see whether the other voters say that our clock runs ahead, and propose what is due."""
@@ -427,9 +435,13 @@ class Host:
         return self._outbox.node_of(replica)
 
     def _on_read(self, event: fx.Read) -> None:
-        group = self._serving(event.group, event.token)
+        self.read(event.token, event.group, event.query)
+
+    def read(self, token: int, group_id: int, query: Any) -> None:
+        """The same as a Read in the next step."""
+        group = self._serving(group_id, token)
         if group is not None:
-            group.read(event, self._out)
+            group.read(token, query, self._out)
 
     def _on_change(self, event: fx.ChangeMembers) -> None:
         self._ask_raft(event.group, event.token, lambda raft: raft.propose_change(event.voters, event.learners)[0])

@@ -13,11 +13,11 @@ import msgspec
 
 from anabranch_node.core import effects as fx
 from anabranch_node.core.cluster.routing import Routing
-from anabranch_node.core.effects import Answer, Effect, LetterReceived, Propose, Read
+from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import Touch
-from anabranch_node.core.stream.results import ReadSlice
+from anabranch_node.core.stream.results import Appended, ReadSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
@@ -88,7 +88,7 @@ class Service:
             batch, self._events = self._events, []
             self._take(self.host.step(now_ms, batch))
             self.live.wake(now_ms, self._out, self._finish_poll)
-            if not self._events:
+            if not self._events and not self.host.has_work:
                 break
         more = self.live.fan_out(self._out)
         out, self._out = self._out, []
@@ -98,10 +98,18 @@ class Service:
         return out
 
     def _take(self, effects: list[Effect]) -> None:
+        lives = self._lives
         for effect in effects:
-            kind = type(effect)
-            if kind is Answer:
-                self._answered(effect.token, effect.result)  # type: ignore[union-attr]
+            if type(effect) is Answer:
+                token, result = effect.token, effect.result
+                # The common case, on one page: an append of a client of ours was committed.
+                life = lives.get(token) if type(result) is Appended else None
+                if life is not None and life.request is not None and life.stage is Stage.ASKED:
+                    del lives[token]
+                    self.appends += 1
+                    self._out.append(Respond(token, web_write.appended(life.request, result)))
+                else:
+                    self._answered(token, result)
             elif isinstance(effect, LetterReceived):
                 self._on_letter(effect)
             else:
@@ -162,13 +170,13 @@ class Service:
         life.hint = None
         if group is not None and not group.fenced:
             if not life.write:
-                self._events.append(Read(life.token, life.group, life.payload))
+                self.host.read(life.token, life.group, life.payload)
                 return
             raft = group.raft
             if raft.role is Role.LEADER:
                 if not raft.transfer_to:
                     life.sent = True
-                    self._events.append(Propose(life.token, life.group, life.payload))
+                    self.host.propose(self._now_ms, life.token, life.group, life.payload)
                     return
             elif place is None and raft.leader:
                 place = self.host.place_of(raft.leader)
@@ -281,7 +289,7 @@ class Service:
         raft = None if group is None or group.fenced else group.raft
         place = self.host.place_of(raft.leader) if raft is not None and raft.leader else None
         if raft is not None and raft.role is Role.LEADER:
-            self._events.append(Propose(life.token, life.group, touch.payload))
+            self.host.propose(self._now_ms, life.token, life.group, touch.payload)
         elif place is not None:
             self.forwarding.ask(life.token, place, life.group, True, touch.payload, 0)
         else:
@@ -328,9 +336,9 @@ class Service:
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
-            self._events.append(Propose(life.token, life.group, payload))
+            self.host.propose(self._now_ms, life.token, life.group, payload)
         else:
-            self._events.append(Read(life.token, life.group, payload))
+            self.host.read(life.token, life.group, payload)
 
     def _on_peer_lost(self, event: fx.PeerLost) -> None:
         self._events.append(event)

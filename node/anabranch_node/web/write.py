@@ -3,6 +3,7 @@
 JSON mode lives here on the way in: a body is cut into messages, each stored as its own bytes and a comma, numbers and key order untouched.
 Not here: comparing content types, producers, closing (core/stream/append.py)."""
 
+from functools import lru_cache
 from struct import pack
 from typing import Final
 
@@ -12,7 +13,7 @@ from anabranch_node.core.stream.commands import Append, Command, Create, Delete
 from anabranch_node.core.stream.content_type import media_type
 from anabranch_node.core.stream.results import Appended, Created, Deleted
 from anabranch_node.web import errors
-from anabranch_node.web.reply import STREAM_CLOSED, Reply
+from anabranch_node.web.reply import STREAM_CLOSED, Reply, render
 from anabranch_node.web.request import Kind, Request, refuse
 
 _JSON: Final = "application/json"
@@ -21,11 +22,15 @@ _items: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SPACE: Final = b" \t\r\n"
 
 _APPENDED: Final = b"Stream-Next-Offset: %020d\r\n"
+_PLAIN: Final = render(Reply(204, b"@"), keep_alive=True).replace(b"%", b"%%").replace(b"@", _APPENDED)
 _PRODUCED: Final = b"Stream-Next-Offset: %020d\r\nProducer-Epoch: %d\r\nProducer-Seq: %d\r\n"
 
 
 def is_json(content_type: str) -> bool:
     return content_type == _JSON or media_type(content_type) == _JSON
+
+
+_is_json: Final = lru_cache(256)(is_json)
 
 
 def split_json(body: bytes) -> list[bytes]:
@@ -64,7 +69,7 @@ def command(request: Request, body: bytes) -> Command:
         content_type = request.content_type
         if not content_type:
             raise refuse(400, "content_type_required", "an append needs a Content-Type")
-        if is_json(content_type):
+        if _is_json(content_type):
             messages = split_json(body)
             if not messages:
                 raise refuse(400, "empty_array", "an empty array appends nothing")
@@ -88,6 +93,13 @@ def command(request: Request, body: bytes) -> Command:
         )
     assert kind is Kind.DELETE, kind
     return Delete(request.stream, 0)
+
+
+def appended(request: Request, result: Appended) -> bytes:
+    """The whole response, as answer() and render() would make it."""
+    if result.producer or result.closed or request.request_id:
+        return render(answer(request, result), keep_alive=True, request_id=request.request_id)
+    return _PLAIN % result.next_offset
 
 
 def answer(request: Request, result: object) -> Reply:
