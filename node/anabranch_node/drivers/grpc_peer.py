@@ -9,96 +9,42 @@ Not here: what frames mean, retries and acknowledgements (Raft's; a frame that f
 import asyncio
 import contextlib
 import logging
-import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
-import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from anabranch_node.drivers import http2_frames as h2
 from anabranch_node.drivers.grpc_streams import ClientStream, RefusedStream, ServerStream, connect, refuse_request, request_headers
 from anabranch_node.drivers.http2_connection import Http2Connection, Http2Limits
 from anabranch_node.drivers.http2_stream import Headers
-from anabranch_node.drivers.peer_packets import (
-    FRAME_OVERHEAD_BYTES,
-    HEAD_BYTES_MAX,
-    PACKET_OVERHEAD_BYTES,
-    FrameQueue,
-    FrameReader,
-    Garbage,
-    head_of_frame,
+from anabranch_node.drivers.peer_hello import (
+    CallRefused,
+    Hello,
+    PeerCallFailed,
+    PeerOptions,
+    PeerRefusedHello,
+    PeerTimeout,
+    PeerUnavailable,
+    check_hello,
+    check_identity,
+    decode_hello,
+    identity_of,
+    reason_name,
 )
+from anabranch_node.drivers.peer_lane import FRAMES_PATH, Lane
+from anabranch_node.drivers.peer_packets import PACKET_OVERHEAD_BYTES, FrameReader, Garbage
 from anabranch_proto import peer_pb2 as pb
 
-VERSION = 1
-"""Of everything said on this plane: hello, packets and the frames inside."""
+__all__ = ["CallRefused", "Hello", "PeerCallFailed", "PeerNet", "PeerOptions", "PeerRefusedHello", "PeerTimeout", "PeerUnavailable"]
 
-_FRAMES_PATH = "/anabranch.Peer/Frames"
 _CALL_PATH = "/anabranch.Peer/Call"
 _MESSAGE_OVERHEAD_BYTES = 64 << 10
 _REFUSALS_REMEMBERED_MAX = 256
 _STOP_TIMEOUT_S = 0.5
 
 _log = logging.getLogger("anabranch.peer")
-
-
-class PeerError(Exception):
-    """Something did not work with another node."""
-
-
-class PeerRefusedHello(PeerError):
-    """The other node answered, and wants nothing of us. `reason` is its name: WRONG_CLUSTER, WRONG_NODE, NEWER_VERSION..."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-class PeerUnavailable(PeerError):
-    """No answer. Whether a call was carried out is unknown."""
-
-
-class CallRefused(Exception):
-    """Raised by a handler of calls: a definite no, worth an answer and not a line in the log."""
-
-
-class PeerTimeout(PeerUnavailable):
-    """No answer in time."""
-
-
-class PeerCallFailed(PeerUnavailable):
-    """The other side's handler raised."""
-
-
-class Hello(msgspec.Struct, array_like=True, frozen=True):
-    version: int
-    cluster_id: str
-    node_id: int
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    server_credentials: ssl.SSLContext | None = None  # None: plain text
-    channel_credentials: ssl.SSLContext | None = None  # None: plain text
-    control_queue_bytes_max: int = 4 << 20
-    bulk_queue_bytes_max: int = 32 << 20
-    packet_bytes_max: int = 1 << 20
-    frame_bytes_max: int = 64 << 20
-    call_bytes_max: int = 4 << 20
-    calls_bytes_max: int = 64 << 20  # of all calls being answered, together
-    call_life_s: float = 60.0  # of one call being answered, whatever its sender does
-    rpcs_max: int = 1024
-    connections_max: int = 512
-    hello_timeout_s: float = 5.0
-    backoff_min_s: float = 0.05
-    backoff_max_s: float = 2.0
-    keepalive_interval_ms: int = 10_000
-    keepalive_timeout_ms: int = 5_000
 
 
 class PeerNet:
@@ -124,28 +70,36 @@ class PeerNet:
         self._on_call = on_call
         self._on_up = on_up
         self._peers: dict[int, tuple[int, str]] = {}
-        self._lanes: dict[tuple[int, bool], _Lane] = {}
+        self._lanes: dict[tuple[int, bool], Lane] = {}
         self._inbound: dict[tuple[int, bool], _Inbound] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._epochs: dict[int, int] = {}
         self._said: dict[int, str] = {}
         self._refused: dict[int, str] = {}
         self._server: asyncio.Server | None = None
-        self._connections: set[Http2Connection] = set()
+        self._accepted: set[Http2Connection] = set()
+        self._dialled: set[Http2Connection] = set()
         self._gone = asyncio.Event()
         self._rpcs = self._calls_bytes = 0
-        self._limits = _limits(options)
+        self.reading = False  # frames that are sent now leave together when the read is over
+        self.held_lanes: list[Lane] = []
+        self._limits = Http2Limits(
+            greeting_timeout_s=options.hello_timeout_s,
+            keepalive_interval_s=options.keepalive_interval_ms / 1000,
+            keepalive_timeout_s=options.keepalive_timeout_ms / 1000,
+        )
+        self._server_tls = _with_alpn(options.server_credentials)
+        self._channel_tls = _with_alpn(options.channel_credentials)
         self._stopping = False
 
     async def start(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        tls = _with_alpn(self.options.server_credentials)
         if host == "::":
             # As gRPC servers do: the IPv6 wildcard takes IPv4, too.
             listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6())
-            self._server = await loop.create_server(self._accept, sock=listening, ssl=tls)
+            self._server = await loop.create_server(self._accept, sock=listening, ssl=self._server_tls)
         else:
-            self._server = await loop.create_server(self._accept, host, port, ssl=tls)
+            self._server = await loop.create_server(self._accept, host, port, ssl=self._server_tls)
         self.port = self._server.sockets[0].getsockname()[1]
         self._reconcile()
 
@@ -158,14 +112,14 @@ class PeerNet:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for connection in list(self._connections):
+        for connection in [*self._accepted, *self._dialled]:
             connection.close(h2.NO_ERROR, "the node stops")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
-                while self._connections:
+                while self._accepted or self._dialled:
                     self._gone.clear()
                     await self._gone.wait()
-        for connection in list(self._connections):
+        for connection in [*self._accepted, *self._dialled]:
             connection.abort()
 
     def set_hello(self, hello: Hello) -> None:
@@ -201,13 +155,13 @@ class PeerNet:
         return 0 if lane is None else lane.queued_bytes
 
     async def call(self, address: str, method: str, payload: bytes, timeout_s: float) -> bytes:
-        request = pb.CallRequest(sender=_identity(self.hello), method=method, payload=payload).SerializeToString()
+        request = pb.CallRequest(sender=identity_of(self.hello), method=method, payload=payload).SerializeToString()
         where = f"{method} at {address}"
         if len(request) > self.options.call_bytes_max + _MESSAGE_OVERHEAD_BYTES:
             raise PeerUnavailable(f"{where}: a request of {len(request)} bytes (RESOURCE_EXHAUSTED)")
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await dial(address, self.options)
+                connection = await self.dial(address)
                 try:
                     stream = _CallOut(self.options.call_bytes_max + _MESSAGE_OVERHEAD_BYTES)
                     connection.open_stream(stream, request_headers(_CALL_PATH, address, self.options.channel_credentials is not None, timeout_s))
@@ -230,7 +184,7 @@ class PeerNet:
         except DecodeError:
             raise PeerUnavailable(f"{where}: the answer is not of this protocol") from None
         if answer.HasField("refusal"):
-            raise PeerRefusedHello(_reason(answer.refusal), answer.refusal.detail)
+            raise PeerRefusedHello(reason_name(answer.refusal), answer.refusal.detail)
         return bytes(answer.payload)
 
     # --- outgoing ----------------------------------------------------------------------------------------------------------------
@@ -245,7 +199,13 @@ class PeerNet:
         for node, (incarnation, address) in wanted.items():
             for bulk in (False, True):
                 if (node, bulk) not in self._lanes:
-                    self._lanes[node, bulk] = _Lane(self, node, incarnation, address, bulk)
+                    self._lanes[node, bulk] = Lane(self, node, incarnation, address, bulk)
+
+    async def dial(self, address: str) -> Http2Connection:
+        """A connection to somebody, its name resolved afresh."""
+        connection = await connect(address, self._limits, self._channel_tls, self._ended)
+        self._dialled.add(connection)
+        return connection
 
     def _close_lane(self, key: tuple[int, bool]) -> None:
         lane = self._lanes.pop(key)
@@ -253,20 +213,20 @@ class PeerNet:
         self._closing.add(lane.task)
         lane.task.add_done_callback(self._closing.discard)
 
-    def _opened(self, lane: "_Lane") -> int:
+    def opened(self, lane: Lane) -> int:
         """The epoch of the new connection: what ends in an older one was reported already."""
-        self._say(lane.node, logging.INFO, f"node {lane.node} at {lane.address}: connected")
+        self.say(lane.node, logging.INFO, f"node {lane.node} at {lane.address}: connected")
         if self._on_up is not None:
             self._on_up(lane.node, lane.bulk)
         return self._epochs.get(lane.node, 0)
 
-    def _broke(self, node: int, epoch: int) -> None:
+    def broke(self, node: int, epoch: int) -> None:
         if self._stopping or epoch != self._epochs.get(node, 0):
             return
         self._epochs[node] = epoch + 1
         self._on_lost(node)
 
-    def _say(self, node: int, level: int, text: str) -> None:
+    def say(self, node: int, level: int, text: str) -> None:
         """Once per change: a peer that is away for a night fills no log."""
         if self._said.get(node) != text:
             self._said[node] = text
@@ -275,16 +235,24 @@ class PeerNet:
     # --- incoming ----------------------------------------------------------------------------------------------------------------
 
     def _accept(self) -> Http2Connection:
-        return Http2Connection(self._limits, self._accept_stream, self._accepted, self._ended)
+        return Http2Connection(self._limits, self._accept_stream, self._opens, self._ended, self._on_read)
 
-    def _accepted(self, connection: Http2Connection) -> bool:
-        if self._stopping or len(self._connections) >= self.options.connections_max:
+    def _opens(self, connection: Http2Connection) -> bool:
+        if self._stopping or len(self._accepted) >= self.options.connections_max:
             return False
-        self._connections.add(connection)
+        self._accepted.add(connection)
         return True
 
+    def _on_read(self, begins: bool) -> None:
+        self.reading = begins
+        if self.held_lanes and not begins:
+            lanes, self.held_lanes = self.held_lanes, []
+            for lane in lanes:
+                lane.flush()
+
     def _ended(self, connection: Http2Connection) -> None:
-        self._connections.discard(connection)
+        self._accepted.discard(connection)
+        self._dialled.discard(connection)
         self._gone.set()
 
     def _accept_stream(self, headers: Headers) -> ServerStream:
@@ -292,18 +260,20 @@ class PeerNet:
         if refused is not None:
             return refused
         path = headers.get(b":path", b"")
-        if path not in (_FRAMES_PATH.encode(), _CALL_PATH.encode()):
+        if path not in (FRAMES_PATH.encode(), _CALL_PATH.encode()):
             return RefusedStream(h2.UNIMPLEMENTED, "no such method")
         if self._rpcs >= self.options.rpcs_max:
             return RefusedStream(h2.RESOURCE_EXHAUSTED, "too many calls")
-        return _Inbound(self) if path == _FRAMES_PATH.encode() else _CallIn(self)
+        return _Inbound(self) if path == FRAMES_PATH.encode() else _CallIn(self)
 
     def _take_hello(self, stream: "_Inbound", data: bytes | None) -> None:
-        hello = _decode_hello(data)
-        refusal = pb.Refusal(reason=pb.BAD_HELLO, detail="the first packet is no hello") if hello is None else self._check_hello(hello)
+        hello = decode_hello(data)
+        refusal = (
+            pb.Refusal(reason=pb.BAD_HELLO, detail="the first packet is no hello") if hello is None else check_hello(self.hello, self._peers, hello)
+        )
         if hello is None or refusal is not None:
             self._report_refused(hello, refusal)
-            stream.answer(pb.Answer(receiver=_identity(self.hello), refusal=refusal).SerializeToString())
+            stream.answer(pb.Answer(receiver=identity_of(self.hello), refusal=refusal).SerializeToString())
             stream.end(h2.OK)
             return
         node, bulk = hello.sender.node_id, hello.lane == pb.BULK
@@ -311,10 +281,10 @@ class PeerNet:
         before = self._inbound.get((node, bulk))
         self._inbound[node, bulk] = stream
         if before is not None:
-            before.end(h2.CANCELLED, "a newer connection took over")  # the older one is half open, and nobody is at its other end
-            self._broke(node, before.epoch)
+            before.end(h2.CANCELLED, "a newer connection took over")  # the older one is half open: nobody is at its other end
+            self.broke(node, before.epoch)
             stream.epoch = self._epochs.get(node, 0)
-        stream.answer(pb.Answer(receiver=_identity(self.hello)).SerializeToString())
+        stream.answer(pb.Answer(receiver=identity_of(self.hello)).SerializeToString())
         for each in (False, True):
             if (lane := self._lanes.get((node, each))) is not None:
                 lane.poke()  # it is there, so do not wait out the back-off
@@ -322,29 +292,7 @@ class PeerNet:
     def _inbound_ended(self, stream: "_Inbound") -> None:
         if self._inbound.get((stream.node, stream.bulk)) is stream:
             del self._inbound[stream.node, stream.bulk]
-            self._broke(stream.node, stream.epoch)
-
-    def _check_hello(self, hello: pb.Hello) -> pb.Refusal | None:
-        ours, theirs = self.hello, hello.sender
-        refusal = _check_identity(ours, theirs)
-        if refusal is not None:
-            return refusal
-        if ours.cluster_id != theirs.cluster_id:
-            return pb.Refusal(reason=pb.WRONG_CLUSTER, detail=f"this is cluster {ours.cluster_id!r}, you are of {theirs.cluster_id!r}")
-        if hello.lane not in (pb.CONTROL, pb.BULK) or theirs.node_id == 0:
-            return pb.Refusal(reason=pb.BAD_HELLO, detail="without a lane or a node id")
-        if ours.node_id == 0 or hello.expected_node_id != ours.node_id:
-            return pb.Refusal(reason=pb.WRONG_NODE, detail=f"this is node {ours.node_id}, you expected {hello.expected_node_id}")
-        if hello.expected_incarnation != ours.incarnation:
-            detail = f"this is incarnation {ours.incarnation} of node {ours.node_id}, you expected {hello.expected_incarnation}"
-            return pb.Refusal(reason=pb.WRONG_INCARNATION, detail=detail)
-        known = self._peers.get(theirs.node_id)
-        if known is None:
-            return pb.Refusal(reason=pb.UNKNOWN_NODE, detail=f"node {theirs.node_id} is not known here")
-        if known[0] != theirs.incarnation:
-            detail = f"you are incarnation {theirs.incarnation} of node {theirs.node_id}, known here is {known[0]}"
-            return pb.Refusal(reason=pb.WRONG_INCARNATION, detail=detail)
-        return None
+            self.broke(stream.node, stream.epoch)
 
     def _report_refused(self, hello: pb.Hello | None, refusal: pb.Refusal | None) -> None:
         assert refusal is not None
@@ -366,7 +314,7 @@ class PeerNet:
         except DecodeError:
             stream.end(h2.INVALID_ARGUMENT, "not a call")
             return
-        refusal = _check_identity(self.hello, request.sender)
+        refusal = check_identity(self.hello, request.sender)
         if refusal is not None:
             answer = pb.CallAnswer(refusal=refusal)
         else:
@@ -518,218 +466,7 @@ class _CallOut(ClientStream):
             self.result.set_exception(ConnectionError(reason))
 
 
-class _Outbound(ClientStream):
-    """One connection of a lane: hello, its answer, and then what the lane gives."""
-
-    __slots__ = ("heard", "problem", "_lane")
-
-    def __init__(self, lane: "_Lane") -> None:
-        super().__init__(_MESSAGE_OVERHEAD_BYTES)
-        self.heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.problem = ""
-        self._lane = lane
-
-    def on_message(self, data: bytes, start: int, end: int) -> None:
-        if not self.heard.done():
-            self.heard.set_result(data[start:end])
-
-    def next_message(self) -> bytes | None:
-        return self._lane.queue.take()
-
-    def on_status(self, code: int, text: str) -> None:
-        self.problem = f"{h2.STATUS_NAMES[code]}: {text}"
-
-    def on_lost(self, reason: str) -> None:
-        self.problem = f"UNAVAILABLE: {reason}"
-
-    def on_closed(self) -> None:
-        self._lane.ended(self)
-
-
-class _Lane:
-    """Our frames to one node in one lane: a bounded queue for what the connection has no room for, and ONE task that connects again, for ever."""
-
-    def __init__(self, net: PeerNet, node: int, incarnation: int, address: str, bulk: bool) -> None:
-        options = net.options
-        self.node, self.incarnation, self.address, self.bulk = node, incarnation, address, bulk
-        self.up = False
-        self.queue = FrameQueue(options.packet_bytes_max)
-        self._net = net
-        self._options = options
-        self._bytes_max = options.bulk_queue_bytes_max if bulk else options.control_queue_bytes_max
-        self._whole_max = options.packet_bytes_max - PACKET_OVERHEAD_BYTES
-        self._stream: _Outbound | None = None
-        self._over: asyncio.Future[None] | None = None
-        self._closed = False
-        self._attempt = 0
-        self._poked = asyncio.Event()
-        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._run(), name=f"peer-{node}-{'bulk' if bulk else 'control'}")
-
-    @property
-    def queued_bytes(self) -> int:
-        return self.queue.queued_bytes
-
-    def send(self, data: bytes) -> bool:
-        stream = self._stream
-        if not self.up or stream is None:
-            return False
-        size = len(data)
-        queue = self.queue
-        if not queue.queued_bytes and size <= self._whole_max and stream.idle:
-            connection = stream.connection
-            needed = size + HEAD_BYTES_MAX
-            if (
-                needed <= stream.send_window
-                and needed <= connection.send_window
-                and needed <= connection.send_frame_bytes_max
-                and not connection.paused
-            ):
-                head = head_of_frame(stream.id, size)
-                counted = len(head) - h2.FRAME_HEAD_BYTES + size
-                stream.send_window -= counted
-                connection.send_window -= counted
-                connection.write(head, data)
-                return True
-        # A frame larger than the whole queue may stand in it alone, or it could never be sent.
-        if queue.queued_bytes and queue.queued_bytes + size + FRAME_OVERHEAD_BYTES > self._bytes_max:
-            return False
-        if size > self._options.frame_bytes_max:
-            self._net._say(self.node, logging.ERROR, f"node {self.node}: a frame of more than {self._options.frame_bytes_max} bytes cannot be sent")
-            return False
-        queue.add(data)
-        stream.pump()
-        return True
-
-    def poke(self) -> None:
-        if not self.up:
-            self._attempt = 0
-            self._poked.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self.up = False
-        self.task.cancel()
-
-    def ended(self, stream: _Outbound) -> None:
-        if stream is self._stream:
-            self.up = False
-            if not stream.heard.done():
-                stream.heard.cancel()
-            if self._over is not None and not self._over.done():
-                self._over.set_result(None)
-
-    async def _run(self) -> None:
-        options = self._options
-        loop = asyncio.get_running_loop()
-        while True:
-            self._poked.clear()
-            since = loop.time()
-            level = logging.INFO
-            try:
-                problem = await self._connection()
-            except PeerRefusedHello as error:
-                level, problem = logging.WARNING, f"hello refused, {error}"
-            except TimeoutError:
-                problem = f"DEADLINE_EXCEEDED: no answer within {options.hello_timeout_s:g} s"
-            except OSError as error:
-                problem = f"UNAVAILABLE: {error}"
-            except DecodeError as error:
-                problem = f"{type(error).__name__}: {error}"
-            self._net._say(self.node, level, f"node {self.node} at {self.address}: {problem}")
-            if loop.time() - since > options.backoff_max_s:
-                self._attempt = 0  # it was up for a while: a connection that breaks at once must not be tried in a tight loop
-            delay_s = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._attempt, 16)) * random.uniform(0.5, 1.0)
-            self._attempt += 1
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._poked.wait()
-
-    async def _connection(self) -> str:
-        """From the dialling to the end, and why it ended."""
-        connection: Http2Connection | None = None
-        epoch = -1
-        try:
-            async with asyncio.timeout(self._options.hello_timeout_s):
-                connection = await dial(self.address, self._options)
-                stream = self._stream = _Outbound(self)
-                self._over = asyncio.get_running_loop().create_future()
-                connection.open_stream(stream, request_headers(_FRAMES_PATH, self.address, self._options.channel_credentials is not None))
-                await self._say_hello(stream)
-            if not stream.done:
-                self.up = True
-                epoch = self._net._opened(self)
-                await self._over
-            return stream.problem or "the connection ended"
-        finally:
-            self.up = False
-            self._stream = self._over = None
-            self.queue.clear()
-            if epoch >= 0 and not self._closed:
-                self._net._broke(self.node, epoch)
-            if connection is not None:
-                connection.close()
-
-    async def _say_hello(self, stream: _Outbound) -> None:
-        ours = self._net.hello
-        hello = pb.Hello(sender=_identity(ours), expected_node_id=self.node, expected_incarnation=self.incarnation)
-        hello.lane = pb.BULK if self.bulk else pb.CONTROL
-        stream.send_message(pb.Packet(hello=hello).SerializeToString())
-        await asyncio.wait((stream.heard,))
-        if stream.heard.cancelled():
-            if stream.problem.startswith("UNAVAILABLE"):
-                raise ConnectionError(stream.problem.removeprefix("UNAVAILABLE: "))
-            raise PeerRefusedHello("BAD_HELLO", f"no answer to the hello: {stream.problem}")
-        answer = pb.Answer.FromString(stream.heard.result())
-        if answer.HasField("refusal"):
-            raise PeerRefusedHello(_reason(answer.refusal), answer.refusal.detail)
-        there = answer.receiver
-        if (there.cluster_id, there.node_id, there.incarnation) != (ours.cluster_id, self.node, self.incarnation):
-            raise PeerRefusedHello("WRONG_NODE", f"the answer came from node {there.node_id}, incarnation {there.incarnation}")
-
-
-async def dial(address: str, options: PeerOptions) -> Http2Connection:
-    return await connect(address, _limits(options), _with_alpn(options.channel_credentials))
-
-
-def _limits(options: PeerOptions) -> Http2Limits:
-    return Http2Limits(
-        greeting_timeout_s=options.hello_timeout_s,
-        keepalive_interval_s=options.keepalive_interval_ms / 1000,
-        keepalive_timeout_s=options.keepalive_timeout_ms / 1000,
-    )
-
-
 def _with_alpn(context: ssl.SSLContext | None) -> ssl.SSLContext | None:
     if context is not None:
         context.set_alpn_protocols(["h2"])
     return context
-
-
-def _reason(refusal: pb.Refusal) -> str:
-    """A newer node may have reasons that we do not know."""
-    return pb.Reason.Name(refusal.reason) if refusal.reason in pb.Reason.values() else str(refusal.reason)
-
-
-def _identity(hello: Hello) -> pb.Identity:
-    return pb.Identity(version=hello.version, cluster_id=hello.cluster_id, node_id=hello.node_id, incarnation=hello.incarnation)
-
-
-def _decode_hello(data: bytes | None) -> pb.Hello | None:
-    if data is None:
-        return None
-    try:
-        packet = pb.Packet.FromString(data)
-    except DecodeError:
-        return None
-    return packet.hello if packet.HasField("hello") and packet.hello.HasField("sender") else None
-
-
-def _check_identity(ours: Hello, theirs: pb.Identity) -> pb.Refusal | None:
-    """What holds for calls, too: there a node without a cluster may ask to join one."""
-    if theirs.version < 1:
-        return pb.Refusal(reason=pb.BAD_HELLO, detail=f"version {theirs.version} never existed")
-    if theirs.version > ours.version:
-        return pb.Refusal(reason=pb.NEWER_VERSION, detail=f"you speak version {theirs.version}, this node reads up to {ours.version}")
-    if ours.cluster_id and theirs.cluster_id and ours.cluster_id != theirs.cluster_id:
-        return pb.Refusal(reason=pb.WRONG_CLUSTER, detail=f"this is cluster {ours.cluster_id!r}, you are of {theirs.cluster_id!r}")
-    return None

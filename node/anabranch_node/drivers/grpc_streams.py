@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 
 from anabranch_node.drivers import http2_frames as h2
 from anabranch_node.drivers.http2_connection import Http2Connection, Http2Limits
@@ -110,7 +111,9 @@ def request_headers(path: str, authority: str, tls: bool, timeout_s: float | Non
     return headers
 
 
-async def connect(address: str, limits: Http2Limits, tls: ssl.SSLContext | None) -> Http2Connection:
+async def connect(
+    address: str, limits: Http2Limits, tls: ssl.SSLContext | None, on_gone: Callable[[Http2Connection], None] | None = None
+) -> Http2Connection:
     """A new connection, its name resolved afresh; OSError when no address answers. Each address gets its share of the greeting's time,
     or a silent one in front of a good one would take it all."""
     host, _, port = address.rpartition(":")
@@ -119,7 +122,7 @@ async def connect(address: str, limits: Http2Limits, tls: ssl.SSLContext | None)
     found = await loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     problem: OSError = OSError(f"{host!r} has no address")
     for family, _, protocol, _, where in found:
-        connection = Http2Connection(limits)
+        connection = Http2Connection(limits, on_gone=on_gone)
         try:
             async with asyncio.timeout(limits.greeting_timeout_s / len(found)):
                 ip, port_there = str(where[0]), int(where[1])

@@ -45,7 +45,8 @@ class Http2Limits:
 
 
 class Http2Connection(asyncio.Protocol):
-    """`accept` makes the stream of a request, and makes this the server's side. `on_gone` comes once, with the end of the socket."""
+    """`accept` makes the stream of a request, and makes this the server's side. `on_gone` comes once, with the end of the socket; `on_read`
+    before (True) and after (False) what one read of the socket brings."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Http2Connection(asyncio.Protocol):
         accept: "Callable[[Headers], Stream] | None" = None,
         on_open: "Callable[[Http2Connection], bool] | None" = None,
         on_gone: "Callable[[Http2Connection], None] | None" = None,
+        on_read: "Callable[[bool], None] | None" = None,
     ) -> None:
         self.limits = limits
         self.transport: asyncio.Transport
@@ -65,6 +67,7 @@ class Http2Connection(asyncio.Protocol):
         self._accept = accept
         self._on_open = on_open
         self._on_gone = on_gone
+        self._on_read = on_read
         self._loop = asyncio.get_running_loop()
         self._encoder = Encoder()
         self._decoder = Decoder(max_header_list_size=limits.header_bytes_max)
@@ -245,6 +248,9 @@ class Http2Connection(asyncio.Protocol):
         if self.closed:
             return
         self._heard = True
+        on_read = self._on_read
+        if on_read is not None:
+            on_read(True)
         try:
             self._read(data)
         except Http2Error as error:
@@ -253,6 +259,9 @@ class Http2Connection(asyncio.Protocol):
         except Exception:
             _log.exception("a peer connection failed")
             self.close(h2.INTERNAL_ERROR, "internal error")
+        finally:
+            if on_read is not None:
+                on_read(False)
 
     def _read(self, data: bytes) -> None:
         position = self._complete(data) if self._rest or self._preface_need else 0

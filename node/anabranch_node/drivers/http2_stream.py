@@ -1,7 +1,7 @@
 """One HTTP/2 stream that carries gRPC messages: messages out of DATA frames, messages into DATA frames as far as the windows allow.
 
 Before us: http2_connection.py reads frames and knows all streams of its socket. After us: grpc_streams.py and grpc_peer.py, whose streams are
-subclasses. Not here: a queue of messages. One is under way at a time, and the next is asked for when there is room: the sender's queue is the bound."""
+subclasses. Not here: a queue of messages. One is under way at a time, and the next is asked for when there is room: a queue is the sender's."""
 
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,6 @@ class Stream:
     def next_message(self) -> bytes | None:
         """With its prefix. Asked when the last one has left and there is room."""
         return None
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits to be written."""
-        return self._out is None
 
     # --- actions -----------------------------------------------------------------------------------------------------------------
 
