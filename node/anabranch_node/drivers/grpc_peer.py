@@ -2,88 +2,49 @@
 
 Before us: the loop sends one frame per peer, lane and turn (engine/outbox.py). After us: on_frame gives each whole frame to the other side's loop.
 Each node dials each other node for its own sending direction, with one connection per lane, so that bulk never stands in front of a heartbeat.
-Not here: what frames mean, retries and acknowledgements (Raft's; a frame that finds no room is a lost packet), tasks per frame (grpc.aio costs
-~120 us per message already, so that what waits in a lane travels in one message), TLS (PeerOptions takes the credentials)."""
+The wire is gRPC (proto/peer.proto; any gRPC library can be the other side), spoken by http2_connection.py: a frame that finds room is written
+within send(), and one that arrives is delivered within the read of its bytes; no task, future or timer belongs to a frame.
+Not here: what frames mean, retries and acknowledgements (Raft's; a frame that finds no room is a lost packet)."""
 
 import asyncio
 import contextlib
 import logging
-import random
-from collections import deque
+import socket
+import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
-import grpc  # type: ignore[import-untyped]
-import grpc.aio  # type: ignore[import-untyped]
-import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from anabranch_node.drivers import http2_frames as h2
+from anabranch_node.drivers.grpc_streams import ClientStream, RefusedStream, ServerStream, connect, refuse_request, request_headers
+from anabranch_node.drivers.http2_connection import Http2Connection, Http2Limits
+from anabranch_node.drivers.http2_stream import Headers
+from anabranch_node.drivers.peer_hello import (
+    CallRefused,
+    Hello,
+    PeerCallFailed,
+    PeerOptions,
+    PeerRefusedHello,
+    PeerTimeout,
+    PeerUnavailable,
+    check_hello,
+    check_identity,
+    decode_hello,
+    identity_of,
+    reason_name,
+)
+from anabranch_node.drivers.peer_lane import FRAMES_PATH, Lane
+from anabranch_node.drivers.peer_packets import PACKET_OVERHEAD_BYTES, FrameReader, Garbage
 from anabranch_proto import peer_pb2 as pb
 
-VERSION = 1
-"""Of everything said on this plane: hello, packets and the frames inside."""
+__all__ = ["CallRefused", "Hello", "PeerCallFailed", "PeerNet", "PeerOptions", "PeerRefusedHello", "PeerTimeout", "PeerUnavailable"]
 
-_SERVICE = "anabranch.Peer"
-_FRAME_OVERHEAD_BYTES = 64
-"""What a queued frame weighs besides its data: a queue of empty frames is bounded, too."""
-_PACKET_OVERHEAD_BYTES = 64
+_CALL_PATH = "/anabranch.Peer/Call"
+_MESSAGE_OVERHEAD_BYTES = 64 << 10
 _REFUSALS_REMEMBERED_MAX = 256
+_STOP_TIMEOUT_S = 0.5
 
 _log = logging.getLogger("anabranch.peer")
-
-
-class PeerError(Exception):
-    """Something did not work with another node."""
-
-
-class PeerRefusedHello(PeerError):
-    """The other node answered, and wants nothing of us. `reason` is its name: WRONG_CLUSTER, WRONG_NODE, NEWER_VERSION..."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
-
-
-class PeerUnavailable(PeerError):
-    """No answer. Whether a call was carried out is unknown."""
-
-
-class CallRefused(Exception):
-    """Raised by a handler of calls: a definite no, worth an answer and not a line in the log."""
-
-
-class PeerTimeout(PeerUnavailable):
-    """No answer in time."""
-
-
-class PeerCallFailed(PeerUnavailable):
-    """The other side's handler raised."""
-
-
-class Hello(msgspec.Struct, array_like=True, frozen=True):
-    version: int
-    cluster_id: str
-    node_id: int
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    server_credentials: Any = None  # grpc.ServerCredentials; None: plain text
-    channel_credentials: Any = None  # grpc.ChannelCredentials; None: plain text
-    control_queue_bytes_max: int = 4 << 20
-    bulk_queue_bytes_max: int = 32 << 20
-    packet_bytes_max: int = 1 << 20
-    frame_bytes_max: int = 64 << 20
-    call_bytes_max: int = 4 << 20
-    rpcs_max: int = 1024
-    hello_timeout_s: float = 5.0
-    backoff_min_s: float = 0.05
-    backoff_max_s: float = 2.0
-    keepalive_interval_ms: int = 10_000
-    keepalive_timeout_ms: int = 5_000
 
 
 class PeerNet:
@@ -109,30 +70,37 @@ class PeerNet:
         self._on_call = on_call
         self._on_up = on_up
         self._peers: dict[int, tuple[int, str]] = {}
-        self._lanes: dict[tuple[int, bool], _Lane] = {}
+        self._lanes: dict[tuple[int, bool], Lane] = {}
         self._inbound: dict[tuple[int, bool], _Inbound] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._epochs: dict[int, int] = {}
         self._said: dict[int, str] = {}
         self._refused: dict[int, str] = {}
-        self._server: Any = None
+        self._server: asyncio.Server | None = None
+        self._accepted: set[Http2Connection] = set()
+        self._dialled: set[Http2Connection] = set()
+        self._gone = asyncio.Event()
+        self._rpcs = self._calls_bytes = 0
+        self.reading = False  # frames that are sent now leave together when the read is over
+        self.held_lanes: list[Lane] = []
+        self._limits = Http2Limits(
+            greeting_timeout_s=options.hello_timeout_s,
+            keepalive_interval_s=options.keepalive_interval_ms / 1000,
+            keepalive_timeout_s=options.keepalive_timeout_ms / 1000,
+        )
+        self._server_tls = _with_alpn(options.server_credentials)
+        self._channel_tls = _with_alpn(options.channel_credentials)
         self._stopping = False
 
     async def start(self, host: str, port: int) -> None:
-        options = self.options
-        server = grpc.aio.server(options=_server_options(options), maximum_concurrent_rpcs=options.rpcs_max)
-        handlers = {
-            "Frames": grpc.stream_stream_rpc_method_handler(self._serve_frames),
-            "Call": grpc.unary_unary_rpc_method_handler(self._serve_call),
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
-        address = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
-        if options.server_credentials is None:
-            self.port = server.add_insecure_port(address)
+        loop = asyncio.get_running_loop()
+        if host == "::":
+            # As gRPC servers do: the IPv6 wildcard takes IPv4, too.
+            listening = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=socket.has_dualstack_ipv6())
+            self._server = await loop.create_server(self._accept, sock=listening, ssl=self._server_tls)
         else:
-            self.port = server.add_secure_port(address, options.server_credentials)
-        await server.start()
-        self._server = server
+            self._server = await loop.create_server(self._accept, host, port, ssl=self._server_tls)
+        self.port = self._server.sockets[0].getsockname()[1]
         self._reconcile()
 
     async def stop(self) -> None:
@@ -140,10 +108,19 @@ class PeerNet:
         for key in list(self._lanes):
             self._close_lane(key)
         if self._closing:
-            await asyncio.wait(list(self._closing), timeout=0.5)
+            await asyncio.wait(list(self._closing), timeout=_STOP_TIMEOUT_S)
         if self._server is not None:
-            await self._server.stop(None)
+            self._server.close()
             self._server = None
+        for connection in [*self._accepted, *self._dialled]:
+            connection.close(h2.NO_ERROR, "the node stops")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_TIMEOUT_S / 2):
+                while self._accepted or self._dialled:
+                    self._gone.clear()
+                    await self._gone.wait()
+        for connection in [*self._accepted, *self._dialled]:
+            connection.abort()
 
     def set_hello(self, hello: Hello) -> None:
         if hello == self.hello:
@@ -178,25 +155,36 @@ class PeerNet:
         return 0 if lane is None else lane.queued_bytes
 
     async def call(self, address: str, method: str, payload: bytes, timeout_s: float) -> bytes:
-        request = pb.CallRequest(sender=_identity(self.hello), method=method, payload=payload)
-        channel = open_channel(address, self.options)
+        request = pb.CallRequest(sender=identity_of(self.hello), method=method, payload=payload).SerializeToString()
+        where = f"{method} at {address}"
+        if len(request) > self.options.call_bytes_max + _MESSAGE_OVERHEAD_BYTES:
+            raise PeerUnavailable(f"{where}: a request of {len(request)} bytes (RESOURCE_EXHAUSTED)")
         try:
-            invoke = channel.unary_unary(f"/{_SERVICE}/Call")
-            data = await invoke(request.SerializeToString(), timeout=timeout_s)
+            async with asyncio.timeout(timeout_s):
+                connection = await self.dial(address)
+                try:
+                    stream = _CallOut(self.options.call_bytes_max + _MESSAGE_OVERHEAD_BYTES)
+                    connection.open_stream(stream, request_headers(_CALL_PATH, address, self.options.channel_credentials is not None, timeout_s))
+                    stream.send_message(request, end=True)
+                    code, text, data = await stream.result
+                finally:
+                    connection.close()
+        except TimeoutError:
+            raise PeerTimeout(f"{where}: no answer within {timeout_s:g} s") from None
+        except OSError as error:
+            raise PeerUnavailable(f"{where}: {error} (UNAVAILABLE)") from None
+        if code == h2.DEADLINE_EXCEEDED:
+            raise PeerTimeout(f"{where}: {text}")
+        if code == h2.INTERNAL:
+            raise PeerCallFailed(f"{where}: {text}")
+        if code != h2.OK or data is None:
+            raise PeerUnavailable(f"{where}: {text or 'no answer'} ({h2.STATUS_NAMES[code]})")
+        try:
             answer = pb.CallAnswer.FromString(data)
-        except grpc.aio.AioRpcError as error:
-            text = f"{method} at {address}: {error.details()}"
-            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise PeerTimeout(text) from None
-            if error.code() == grpc.StatusCode.INTERNAL:
-                raise PeerCallFailed(text) from None
-            raise PeerUnavailable(f"{text} ({error.code().name})") from None
         except DecodeError:
-            raise PeerUnavailable(f"{method} at {address}: the answer is not of this protocol") from None
-        finally:
-            await channel.close()
+            raise PeerUnavailable(f"{where}: the answer is not of this protocol") from None
         if answer.HasField("refusal"):
-            raise PeerRefusedHello(pb.Reason.Name(answer.refusal.reason), answer.refusal.detail)
+            raise PeerRefusedHello(reason_name(answer.refusal), answer.refusal.detail)
         return bytes(answer.payload)
 
     # --- outgoing ----------------------------------------------------------------------------------------------------------------
@@ -211,7 +199,13 @@ class PeerNet:
         for node, (incarnation, address) in wanted.items():
             for bulk in (False, True):
                 if (node, bulk) not in self._lanes:
-                    self._lanes[node, bulk] = _Lane(self, node, incarnation, address, bulk)
+                    self._lanes[node, bulk] = Lane(self, node, incarnation, address, bulk)
+
+    async def dial(self, address: str) -> Http2Connection:
+        """A connection to somebody, its name resolved afresh."""
+        connection = await connect(address, self._limits, self._channel_tls, self._ended)
+        self._dialled.add(connection)
+        return connection
 
     def _close_lane(self, key: tuple[int, bool]) -> None:
         lane = self._lanes.pop(key)
@@ -219,20 +213,20 @@ class PeerNet:
         self._closing.add(lane.task)
         lane.task.add_done_callback(self._closing.discard)
 
-    def _opened(self, lane: "_Lane") -> int:
+    def opened(self, lane: Lane) -> int:
         """The epoch of the new connection: what ends in an older one was reported already."""
-        self._say(lane.node, logging.INFO, f"node {lane.node} at {lane.address}: connected")
+        self.say(lane.node, logging.INFO, f"node {lane.node} at {lane.address}: connected")
         if self._on_up is not None:
             self._on_up(lane.node, lane.bulk)
         return self._epochs.get(lane.node, 0)
 
-    def _broke(self, node: int, epoch: int) -> None:
+    def broke(self, node: int, epoch: int) -> None:
         if self._stopping or epoch != self._epochs.get(node, 0):
             return
         self._epochs[node] = epoch + 1
         self._on_lost(node)
 
-    def _say(self, node: int, level: int, text: str) -> None:
+    def say(self, node: int, level: int, text: str) -> None:
         """Once per change: a peer that is away for a night fills no log."""
         if self._said.get(node) != text:
             self._said[node] = text
@@ -240,87 +234,65 @@ class PeerNet:
 
     # --- incoming ----------------------------------------------------------------------------------------------------------------
 
-    async def _serve_frames(self, _: Any, context: Any) -> None:
-        try:
-            async with asyncio.timeout(self.options.hello_timeout_s):
-                first = await context.read()
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello")
-        hello = _decode_hello(first)
-        refusal = pb.Refusal(reason=pb.BAD_HELLO, detail="the first packet is no hello") if hello is None else self._check_hello(hello)
+    def _accept(self) -> Http2Connection:
+        return Http2Connection(self._limits, self._accept_stream, self._opens, self._ended, self._on_read)
+
+    def _opens(self, connection: Http2Connection) -> bool:
+        if self._stopping or len(self._accepted) >= self.options.connections_max:
+            return False
+        self._accepted.add(connection)
+        return True
+
+    def _on_read(self, begins: bool) -> None:
+        self.reading = begins
+        if self.held_lanes and not begins:
+            lanes, self.held_lanes = self.held_lanes, []
+            for lane in lanes:
+                lane.flush()
+
+    def _ended(self, connection: Http2Connection) -> None:
+        self._accepted.discard(connection)
+        self._dialled.discard(connection)
+        self._gone.set()
+
+    def _accept_stream(self, headers: Headers) -> ServerStream:
+        refused = refuse_request(headers)
+        if refused is not None:
+            return refused
+        path = headers.get(b":path", b"")
+        if path not in (FRAMES_PATH.encode(), _CALL_PATH.encode()):
+            return RefusedStream(h2.UNIMPLEMENTED, "no such method")
+        if self._rpcs >= self.options.rpcs_max:
+            return RefusedStream(h2.RESOURCE_EXHAUSTED, "too many calls")
+        return _Inbound(self) if path == FRAMES_PATH.encode() else _CallIn(self)
+
+    def _take_hello(self, stream: "_Inbound", data: bytes | None) -> None:
+        hello = decode_hello(data)
+        refusal = (
+            pb.Refusal(reason=pb.BAD_HELLO, detail="the first packet is no hello") if hello is None else check_hello(self.hello, self._peers, hello)
+        )
         if hello is None or refusal is not None:
             self._report_refused(hello, refusal)
-            await context.write(pb.Answer(receiver=_identity(self.hello), refusal=refusal).SerializeToString())
+            stream.answer(pb.Answer(receiver=identity_of(self.hello), refusal=refusal).SerializeToString())
+            stream.end(h2.OK)
             return
         node, bulk = hello.sender.node_id, hello.lane == pb.BULK
-        task = asyncio.current_task()
-        assert task is not None
-        inbound = _Inbound(node, hello.sender.incarnation, bulk, task, self._epochs.get(node, 0))
+        stream.accepted(node, hello.sender.incarnation, bulk, self._epochs.get(node, 0), self._on_frame)
         before = self._inbound.get((node, bulk))
-        self._inbound[node, bulk] = inbound
+        self._inbound[node, bulk] = stream
         if before is not None:
-            before.task.cancel()  # the newer connection wins: the older one is half open, and nobody is at its other end
-            self._broke(node, before.epoch)
-            inbound.epoch = self._epochs.get(node, 0)
-        try:
-            await context.write(pb.Answer(receiver=_identity(self.hello)).SerializeToString())
-            for each in (False, True):
-                if (lane := self._lanes.get((node, each))) is not None:
-                    lane.poke()  # it is there, so do not wait out the back-off
-            await self._receive(context, node)
-        except _Garbage as error:
-            _log.warning("node %d sent what is not of this protocol: %s", node, error)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        finally:
-            if self._inbound.get((node, bulk)) is inbound:
-                del self._inbound[node, bulk]
-                self._broke(node, inbound.epoch)
+            before.end(h2.CANCELLED, "a newer connection took over")  # the older one is half open: nobody is at its other end
+            self.broke(node, before.epoch)
+            stream.epoch = self._epochs.get(node, 0)
+        stream.answer(pb.Answer(receiver=identity_of(self.hello)).SerializeToString())
+        for each in (False, True):
+            if (lane := self._lanes.get((node, each))) is not None:
+                lane.poke()  # it is there, so do not wait out the back-off
 
-    async def _receive(self, context: Any, node: int) -> None:
-        read, on_frame, parts = context.read, self._on_frame, _Parts(self.options)
-        packet_type, end = pb.Packet, grpc.aio.EOF
-        size_max = self.options.packet_bytes_max + _PACKET_OVERHEAD_BYTES
-        while (data := await read()) is not end:
-            if len(data) > size_max:
-                raise _Garbage(f"a packet of {len(data)} bytes")
-            try:
-                packet = packet_type.FromString(data)
-            except DecodeError:
-                raise _Garbage("a packet that cannot be decoded") from None
-            frames = packet.frames
-            if frames:
-                if parts.size:
-                    raise _Garbage("a frame between the parts of another")
-                for frame in frames:
-                    on_frame(node, frame)
-            elif packet.HasField("part"):
-                whole = parts.add(packet.part)
-                if whole is not None:
-                    on_frame(node, whole)
-            else:
-                raise _Garbage("a packet without frames")
-
-    def _check_hello(self, hello: pb.Hello) -> pb.Refusal | None:
-        ours, theirs = self.hello, hello.sender
-        refusal = _check_identity(ours, theirs)
-        if refusal is not None:
-            return refusal
-        if ours.cluster_id != theirs.cluster_id:
-            return pb.Refusal(reason=pb.WRONG_CLUSTER, detail=f"this is cluster {ours.cluster_id!r}, you are of {theirs.cluster_id!r}")
-        if hello.lane not in (pb.CONTROL, pb.BULK) or theirs.node_id == 0:
-            return pb.Refusal(reason=pb.BAD_HELLO, detail="without a lane or a node id")
-        if ours.node_id == 0 or hello.expected_node_id != ours.node_id:
-            return pb.Refusal(reason=pb.WRONG_NODE, detail=f"this is node {ours.node_id}, you expected {hello.expected_node_id}")
-        if hello.expected_incarnation != ours.incarnation:
-            detail = f"this is incarnation {ours.incarnation} of node {ours.node_id}, you expected {hello.expected_incarnation}"
-            return pb.Refusal(reason=pb.WRONG_INCARNATION, detail=detail)
-        known = self._peers.get(theirs.node_id)
-        if known is None:
-            return pb.Refusal(reason=pb.UNKNOWN_NODE, detail=f"node {theirs.node_id} is not known here")
-        if known[0] != theirs.incarnation:
-            detail = f"you are incarnation {theirs.incarnation} of node {theirs.node_id}, known here is {known[0]}"
-            return pb.Refusal(reason=pb.WRONG_INCARNATION, detail=detail)
-        return None
+    def _inbound_ended(self, stream: "_Inbound") -> None:
+        if self._inbound.get((stream.node, stream.bulk)) is stream:
+            del self._inbound[stream.node, stream.bulk]
+            self.broke(stream.node, stream.epoch)
 
     def _report_refused(self, hello: pb.Hello | None, refusal: pb.Refusal | None) -> None:
         assert refusal is not None
@@ -334,263 +306,167 @@ class PeerNet:
 
     def _close_inbound(self, inbound: "_Inbound") -> None:
         del self._inbound[inbound.node, inbound.bulk]
-        inbound.task.cancel()
+        inbound.end(h2.CANCELLED, "no longer wanted")
 
-    async def _serve_call(self, data: bytes, context: Any) -> bytes:
+    async def _answer_call(self, stream: "_CallIn", data: bytes) -> None:
         try:
             request = pb.CallRequest.FromString(data)
         except DecodeError:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a call")
-        refusal = _check_identity(self.hello, request.sender)
+            stream.end(h2.INVALID_ARGUMENT, "not a call")
+            return
+        refusal = check_identity(self.hello, request.sender)
         if refusal is not None:
-            return bytes(pb.CallAnswer(refusal=refusal).SerializeToString())
-        try:
-            payload = await self._on_call(request.method, request.payload)
-        except CallRefused as refused:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
-        except Exception as error:
-            _log.exception("call %r failed", request.method)
-            await context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
-        return bytes(pb.CallAnswer(payload=payload).SerializeToString())
+            answer = pb.CallAnswer(refusal=refusal)
+        else:
+            try:
+                answer = pb.CallAnswer(payload=await self._on_call(request.method, request.payload))
+            except CallRefused as refused:
+                stream.end(h2.FAILED_PRECONDITION, str(refused))
+                return
+            except Exception as error:
+                _log.exception("call %r failed", request.method)
+                stream.end(h2.INTERNAL, f"{type(error).__name__}: {error}")
+                return
+        stream.answer(answer.SerializeToString())
+        stream.end(h2.OK)
 
 
-class _Inbound:
-    """One accepted stream of frames from a node."""
+class _Inbound(ServerStream):
+    """A stream of frames from a node, from its hello on."""
 
-    __slots__ = ("node", "incarnation", "bulk", "task", "epoch")
+    __slots__ = ("node", "incarnation", "bulk", "epoch", "_net", "_reader", "_late")
 
-    def __init__(self, node: int, incarnation: int, bulk: bool, task: "asyncio.Task[Any]", epoch: int) -> None:
-        self.node, self.incarnation, self.bulk, self.task, self.epoch = node, incarnation, bulk, task, epoch
-
-
-class _Lane:
-    """Our frames to one node in one lane: a bounded queue and ONE task that connects, says hello and writes what waits, for ever."""
-
-    def __init__(self, net: PeerNet, node: int, incarnation: int, address: str, bulk: bool) -> None:
-        options = net.options
-        self.node, self.incarnation, self.address, self.bulk = node, incarnation, address, bulk
-        self.up = False
-        self.queued_bytes = 0
+    def __init__(self, net: PeerNet) -> None:
+        super().__init__(_MESSAGE_OVERHEAD_BYTES)  # until the hello is accepted: a stranger holds little
+        self.node = self.incarnation = self.epoch = 0
+        self.bulk = False
         self._net = net
-        self._options = options
-        self._bytes_max = options.bulk_queue_bytes_max if bulk else options.control_queue_bytes_max
-        self._whole_max = options.packet_bytes_max - _PACKET_OVERHEAD_BYTES
-        self._queue: deque[bytes] = deque()
-        self._offset = 0  # into the first frame, while it leaves in parts
-        self._wake: asyncio.Future[None] | None = None
-        self._broken = False
-        self._closed = False
-        self._attempt = 0
-        self._poked = asyncio.Event()
-        self.task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._run(), name=f"peer-{node}-{'bulk' if bulk else 'control'}")
+        self._reader: FrameReader | None = None
+        self._late: asyncio.TimerHandle | None = None
+        net._rpcs += 1
 
-    def send(self, data: bytes) -> bool:
-        size = len(data) + _FRAME_OVERHEAD_BYTES
-        # A frame larger than the whole queue may stand in it alone, or it could never be sent.
-        if not self.up or (self.queued_bytes and self.queued_bytes + size > self._bytes_max):
+    def on_headers(self, headers: Headers) -> None:
+        self._late = asyncio.get_running_loop().call_later(self._net.options.hello_timeout_s, self.end, h2.DEADLINE_EXCEEDED, "no hello")
+
+    def accepted(self, node: int, incarnation: int, bulk: bool, epoch: int, on_frame: Callable[[int, bytes], None]) -> None:
+        self.node, self.incarnation, self.bulk, self.epoch = node, incarnation, bulk, epoch
+        self._reader = FrameReader(self._net.options.frame_bytes_max, node, on_frame)
+        self.length_max = self._net.options.packet_bytes_max + PACKET_OVERHEAD_BYTES + h2.PREFIX_BYTES
+        self.connection.grow_frames(self.length_max)
+
+    def on_message(self, data: bytes, start: int, end: int) -> None:
+        reader = self._reader
+        if reader is None:
+            self._hear_hello(data[start:end])
+            return
+        try:
+            reader.read(data, start, end)
+        except Garbage as error:
+            self._break(str(error))
+
+    def on_broken(self, code: int, text: str) -> None:
+        if self._reader is not None:
+            self._break(text)
+        else:
+            self._hear_hello(None)
+
+    def on_end(self, trailers: Headers) -> None:
+        if self._reader is None:
+            self._hear_hello(None)
+        else:
+            self.end(h2.OK)
+
+    def on_closed(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._net._rpcs -= 1
+        self._net._inbound_ended(self)
+
+    def end(self, code: int, text: str = "") -> None:
+        super().end(code, text)
+        self.reset()  # unless the words above could be written: it must hear nothing more
+
+    def _hear_hello(self, data: bytes | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._net._take_hello(self, data)
+
+    def _break(self, text: str) -> None:
+        _log.warning("node %d sent what is not of this protocol: %s", self.node, text)
+        self.end(h2.INVALID_ARGUMENT, text)
+
+
+class _CallIn(ServerStream):
+    """A question from a node. What it makes us hold counts against one bound for all of them, until its answer has left."""
+
+    __slots__ = ("_net", "_task", "_late", "_bytes")
+
+    def __init__(self, net: PeerNet) -> None:
+        super().__init__(net.options.call_bytes_max + _MESSAGE_OVERHEAD_BYTES)
+        self._net = net
+        self._task: asyncio.Task[None] | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._bytes = 0
+        net._rpcs += 1
+
+    def on_headers(self, headers: Headers) -> None:
+        self._late = asyncio.get_running_loop().call_later(self._net.options.call_life_s, self._expire)
+
+    def allows(self, size: int) -> bool:
+        if self._net._calls_bytes + size > self._net.options.calls_bytes_max:
             return False
-        if len(data) > self._options.frame_bytes_max:
-            self._net._say(self.node, logging.ERROR, f"node {self.node}: a frame of more than {self._options.frame_bytes_max} bytes cannot be sent")
-            return False
-        self.queued_bytes += size
-        self._queue.append(data)
-        self._rouse()
+        self._net._calls_bytes += size
+        self._bytes += size
         return True
 
-    def poke(self) -> None:
-        if not self.up:
-            self._attempt = 0
-            self._poked.set()
+    def on_message(self, data: bytes, start: int, end: int) -> None:
+        if self._task is not None:
+            self.end(h2.INVALID_ARGUMENT, "more than one request")
+        elif not self._bytes and not self.allows(end - start):
+            self.end(h2.RESOURCE_EXHAUSTED, "no room for a call")
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._net._answer_call(self, data[start:end]), name="peer-call")
 
-    def close(self) -> None:
-        self._closed = True
-        self.up = False
-        self.task.cancel()
+    def on_end(self, trailers: Headers) -> None:
+        if self._task is None:
+            self.end(h2.INVALID_ARGUMENT, "no request")
 
-    def _rouse(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def on_closed(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()  # nobody waits for the answer any more
+        self._net._calls_bytes -= self._bytes
+        self._net._rpcs -= 1
 
-    async def _run(self) -> None:
-        options = self._options
-        loop = asyncio.get_running_loop()
-        while True:
-            self._poked.clear()
-            since = loop.time()
-            level, problem = logging.INFO, "the connection ended"
-            try:
-                await self._connection()
-            except PeerRefusedHello as error:
-                level, problem = logging.WARNING, f"hello refused, {error}"
-            except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name}: {error.details()}"
-            except (TimeoutError, asyncio.InvalidStateError, grpc.aio.UsageError, DecodeError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            self._net._say(self.node, level, f"node {self.node} at {self.address}: {problem}")
-            if loop.time() - since > options.backoff_max_s:
-                self._attempt = 0  # it was up for a while: a connection that breaks at once must not be tried in a tight loop
-            delay_s = min(options.backoff_max_s, options.backoff_min_s * 2 ** min(self._attempt, 16)) * random.uniform(0.5, 1.0)
-            self._attempt += 1
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
-                    await self._poked.wait()
-
-    async def _connection(self) -> None:
-        # A new channel each time: the name is resolved afresh, and gRPC's own back-off, which knows nothing of ours, starts from nothing.
-        channel = open_channel(self.address, self._options)
-        epoch = -1
-        try:
-            self._broken = False
-            call = channel.stream_stream(f"/{_SERVICE}/Frames")()
-            call.add_done_callback(self._ended)
-            async with asyncio.timeout(self._options.hello_timeout_s):
-                await self._say_hello(call)
-            self.up = True
-            epoch = self._net._opened(self)
-            while not self._broken:
-                if self._queue:
-                    await call.write(self._take())
-                else:
-                    self._wake = asyncio.get_running_loop().create_future()
-                    await self._wake
-            raise grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details())
-        finally:
-            self.up = False
-            self._wake = None
-            self._queue.clear()
-            self.queued_bytes = self._offset = 0
-            if epoch >= 0 and not self._closed:
-                self._net._broke(self.node, epoch)
-            await channel.close()
-
-    async def _say_hello(self, call: Any) -> None:
-        ours = self._net.hello
-        hello = pb.Hello(sender=_identity(ours), expected_node_id=self.node, expected_incarnation=self.incarnation)
-        hello.lane = pb.BULK if self.bulk else pb.CONTROL
-        await call.write(pb.Packet(hello=hello).SerializeToString())
-        data = await call.read()
-        if data is grpc.aio.EOF:
-            raise PeerRefusedHello("BAD_HELLO", f"no answer to the hello: {await call.details()}")
-        answer = pb.Answer.FromString(data)
-        if answer.HasField("refusal"):
-            raise PeerRefusedHello(pb.Reason.Name(answer.refusal.reason), answer.refusal.detail)
-        there = answer.receiver
-        if (there.cluster_id, there.node_id, there.incarnation) != (ours.cluster_id, self.node, self.incarnation):
-            raise PeerRefusedHello("WRONG_NODE", f"the answer came from node {there.node_id}, incarnation {there.incarnation}")
-
-    def _ended(self, _: Any) -> None:
-        self._broken = True
-        self.up = False
-        self._rouse()
-
-    def _take(self) -> bytes:
-        """The next packet: a part of a large frame, or as many whole frames as fit."""
-        queue, size_max = self._queue, self._whole_max
-        head = queue[0]
-        if len(head) > size_max:
-            offset = self._offset
-            data = head[offset : offset + size_max]
-            self._offset = offset + len(data)
-            if self._offset == len(head):
-                self._offset = 0
-                queue.popleft()
-                self.queued_bytes -= len(head) + _FRAME_OVERHEAD_BYTES
-            return bytes(pb.Packet(part=pb.Part(frame_bytes=len(head), offset=offset, data=data)).SerializeToString())
-        frames, size = [], 0
-        while queue and size + len(queue[0]) <= size_max:
-            frame = queue.popleft()
-            frames.append(frame)
-            size += len(frame) + 5  # tag and length
-            self.queued_bytes -= len(frame) + _FRAME_OVERHEAD_BYTES
-        return bytes(pb.Packet(frames=frames).SerializeToString())
+    def _expire(self) -> None:
+        self.end(h2.DEADLINE_EXCEEDED, f"not answered within {self._net.options.call_life_s:g} s")
+        self.reset()  # if even this cannot be written
 
 
-class _Garbage(Exception):
-    """The other side does not keep to the protocol. The stream ends; nothing else does."""
+class _CallOut(ClientStream):
+    """Our question. `result`: code, text and the answer's bytes; OSError when the connection is lost."""
+
+    __slots__ = ("result", "_data")
+
+    def __init__(self, message_bytes_max: int) -> None:
+        super().__init__(message_bytes_max)
+        self.result: asyncio.Future[tuple[int, str, bytes | None]] = asyncio.get_running_loop().create_future()
+        self._data: bytes | None = None
+
+    def on_message(self, data: bytes, start: int, end: int) -> None:
+        self._data = data[start:end]
+
+    def on_status(self, code: int, text: str) -> None:
+        if not self.result.done():
+            self.result.set_result((code, text, self._data))
+
+    def on_lost(self, reason: str) -> None:
+        if not self.result.done():
+            self.result.set_exception(ConnectionError(reason))
 
 
-class _Parts:
-    """Puts a large frame together again. Memory grows with what has arrived, not with what was announced."""
-
-    def __init__(self, options: PeerOptions) -> None:
-        self.size = 0
-        self._data = bytearray()
-        self._size_max = options.frame_bytes_max
-
-    def add(self, part: pb.Part) -> bytes | None:
-        if part.offset == 0 and not self.size:
-            self.size = part.frame_bytes
-        arrived = len(self._data)
-        if not 0 < part.frame_bytes <= self._size_max or part.frame_bytes != self.size or part.offset != arrived:
-            raise _Garbage(f"a part at {part.offset} of {part.frame_bytes} after {arrived} of {self.size}")
-        if not part.data or arrived + len(part.data) > self.size:
-            raise _Garbage(f"a part of {len(part.data)} bytes at {arrived} of {self.size}")
-        self._data += part.data
-        if len(self._data) < self.size:
-            return None
-        whole = bytes(self._data)
-        self._data = bytearray()
-        self.size = 0
-        return whole
-
-
-def open_channel(address: str, options: PeerOptions) -> Any:
-    if options.channel_credentials is None:
-        return grpc.aio.insecure_channel(address, options=_channel_options(options))
-    return grpc.aio.secure_channel(address, options.channel_credentials, options=_channel_options(options))
-
-
-def _common_options(options: PeerOptions) -> list[tuple[str, int]]:
-    message_bytes_max = max(options.call_bytes_max, options.packet_bytes_max) + (64 << 10)
-    return [
-        ("grpc.max_send_message_length", message_bytes_max),
-        ("grpc.max_receive_message_length", message_bytes_max),
-        ("grpc.keepalive_time_ms", options.keepalive_interval_ms),
-        ("grpc.keepalive_timeout_ms", options.keepalive_timeout_ms),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-def _channel_options(options: PeerOptions) -> list[tuple[str, int]]:
-    return [
-        *_common_options(options),
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),
-        ("grpc.service_config_disable_resolution", 1),
-        ("grpc.use_local_subchannel_pool", 1),  # shared ones would carry an old back-off into a new channel
-    ]
-
-
-def _server_options(options: PeerOptions) -> list[tuple[str, int]]:
-    return [
-        *_common_options(options),
-        ("grpc.so_reuseport", 0),  # two nodes on one port must fail, not share it
-        ("grpc.http2.min_ping_interval_without_data_ms", options.keepalive_interval_ms // 2),
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
-
-
-def _identity(hello: Hello) -> pb.Identity:
-    return pb.Identity(version=hello.version, cluster_id=hello.cluster_id, node_id=hello.node_id, incarnation=hello.incarnation)
-
-
-def _decode_hello(data: Any) -> pb.Hello | None:
-    if not isinstance(data, bytes):
-        return None
-    try:
-        packet = pb.Packet.FromString(data)
-    except DecodeError:
-        return None
-    return packet.hello if packet.HasField("hello") and packet.hello.HasField("sender") else None
-
-
-def _check_identity(ours: Hello, theirs: pb.Identity) -> pb.Refusal | None:
-    """What holds for calls, too: there a node without a cluster may ask to join one."""
-    if theirs.version < 1:
-        return pb.Refusal(reason=pb.BAD_HELLO, detail=f"version {theirs.version} never existed")
-    if theirs.version > ours.version:
-        return pb.Refusal(reason=pb.NEWER_VERSION, detail=f"you speak version {theirs.version}, this node reads up to {ours.version}")
-    if ours.cluster_id and theirs.cluster_id and ours.cluster_id != theirs.cluster_id:
-        return pb.Refusal(reason=pb.WRONG_CLUSTER, detail=f"this is cluster {ours.cluster_id!r}, you are of {theirs.cluster_id!r}")
-    return None
+def _with_alpn(context: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    if context is not None:
+        context.set_alpn_protocols(["h2"])
+    return context
