@@ -228,7 +228,9 @@ class Raft:
     def is_idle(self) -> bool:
         """Would a flush find nothing to do? Then what is in send_now may leave without one: heartbeats of hundreds of idle groups come this way."""
         log, reads = self.log, self.reads
-        if self.applied != log.committed or self.persist or self.send_after_sync or reads.waiting or reads.rounds or self.read_failures:
+        if self.applied != log.committed or self.persist or self.send_after_sync:
+            return False
+        if reads.waiting or reads.rounds or self.read_states or self.read_failures:
             return False
         return self.role is not Role.LEADER or all(
             progress.match == log.last_index and progress.sent_commit >= log.committed for progress in self.progress.values()
