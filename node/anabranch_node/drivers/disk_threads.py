@@ -125,6 +125,11 @@ class DiskThread:
                 size += len(effect.data)
         return self._lane.submit(effects, size)
 
+    def perform_now(self, effects: Sequence[WalEffect]) -> list[WalEvent]:
+        """On the caller's own thread. Only while nothing is queued: then the log's thread sleeps, and only the caller could wake it."""
+        assert self._lane.queued_bytes == 0, self._lane.queued_bytes
+        return self._perform([effects])
+
     def close(self) -> None:
         """Performs what was submitted, ends both threads, closes the files."""
         self._lane.close()
