@@ -53,8 +53,9 @@ class _Watch:
 
 
 class LiveReaders:
-    def __init__(self, host: Host, options: LiveOptions, response_bytes_max: int) -> None:
+    def __init__(self, host: Host, options: LiveOptions, response_bytes_max: int, forget: Callable[[Life], None]) -> None:
         self._host = host
+        self._forget = forget  # the response of this life has its end on the way
         self._options = options
         self._bytes_max = response_bytes_max
         self._watched: dict[int, dict[str, _Watch]] = {}  # group -> stream -> readers; the machine marks what changed among them
@@ -142,6 +143,7 @@ class LiveReaders:
 
     def _end(self, life: Life, out: list[Any]) -> None:
         self.remove(life)
+        self._forget(life)
         self._pieces.append(_Piece(True, [life.token], sse.END))
 
     def end_one(self, life: Life, out: list[Any]) -> None:
@@ -212,7 +214,9 @@ class LiveReaders:
                     self._pieces.append(_Piece(True, tokens, sse.END))
                 for life in moved:
                     self.remove(life)
-                    if not result.closed:
+                    if result.closed:
+                        self._forget(life)
+                    else:
                         life.slice = result
                         self.streaming[life.token] = life
                         self._follow(life, result)

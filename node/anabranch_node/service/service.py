@@ -49,7 +49,7 @@ class Service:
         self.options = options
         self.routing: Routing | None = None
         self.forwarding = Forwarding(host, meta)
-        self.live = LiveReaders(host, options.live, options.response_bytes_max)
+        self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
         self._listings = Listings()
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
@@ -219,6 +219,9 @@ class Service:
             if self._goes_on(life, life.slice):
                 return
         self._drop(life)
+        if life.stage is Stage.STREAMING:
+            self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
+            return
         request = life.request
         self.reads += not life.write
         if request is not None:
