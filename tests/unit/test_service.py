@@ -113,6 +113,19 @@ class Cluster:
         return [type(effect).__name__ for effect in self.said(number, token)]
 
 
+# --- what is asked of other nodes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_client_that_left_leaves_nothing_behind_at_the_forwarding_node() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.cut = True
+    token = cluster.ask(2, "POST", "s", {"content-type": "text/plain"}, b"x")
+    cluster.held.clear()  # lost, and nobody says so
+    cluster.turn(cluster.nodes[2], sx.RequestGone(token))
+    assert not cluster.nodes[2].service.forwarding._asked
+
+
 # --- live responses end once, and are forgotten -----------------------------------------------------------------------------------
 
 
@@ -149,3 +162,18 @@ def test_a_forwarded_live_response_whose_stream_is_deleted_ends_and_does_not_sta
     cluster.run_for(500)
     assert cluster.kinds(2, token) == ["Begin", "End"]
     assert cluster.nodes[2].service.pending == 0
+
+
+def test_a_long_poll_that_is_woken_keeps_to_its_max_bytes() -> None:
+    cluster = Cluster()
+    cluster.create()
+    token = cluster.ask(1, "GET", "s?offset=now&live=long-poll&max_bytes=1")
+    node = cluster.nodes[1]
+    messages = [sx.RequestArrived(100 + number, _append_request(), b"message %d" % number) for number in range(3)]
+    cluster.turn(node, *messages)  # one entry, one wake
+    assert cluster.status(1, token) == 200
+    assert cluster.said(1, token)[0].data.endswith(b"\r\n\r\nmessage 0")
+
+
+def _append_request() -> Any:
+    return parse(Head(b"POST", b"/v1/stream/s", [(b"content-type", b"text/plain")]))

@@ -152,6 +152,7 @@ class Service:
         life = self._lives.pop(event.token, None)
         if life is not None:
             self.live.remove(life)
+            self.forwarding.forget(event.token)
 
     # --- where a request goes ----------------------------------------------------------------------------------------------------
 
@@ -302,6 +303,7 @@ class Service:
 
     def _drop(self, life: Life) -> None:
         self._lives.pop(life.token, None)
+        self.forwarding.forget(life.token)
 
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
@@ -361,7 +363,7 @@ class Service:
         self.live.tick(now_ms, self._out, self._finish_poll)
 
     def _time_out(self, life: Life) -> None:
-        self.forwarding.forget(life.token)
+        self.forwarding.forget(life.token)  # a touch goes on to wait under this token
         if life.stage is Stage.TOUCHING:
             self._finish(life, None)
         elif life.sent:
