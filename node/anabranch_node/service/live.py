@@ -202,7 +202,7 @@ class LiveReaders:
             for life in list(readers.values()):
                 if life.stage is not Stage.STREAMING:
                     self.remove(life)
-                    finish_poll(life, result)
+                    finish_poll(life, result if len(result.data) <= life.payload.max_bytes else self._less(life, offset, machine, now_ms))
                 elif not _same(life, result):
                     self._end(life, out)
                 else:
@@ -220,6 +220,11 @@ class LiveReaders:
                         life.slice = result
                         self.streaming[life.token] = life
                         self._follow(life, result)
+
+    @staticmethod
+    def _less(life: Life, offset: int, machine: Any, now_ms: int) -> Any:
+        """What this reader asked for: it may want smaller responses than the others."""
+        return msgspec.structs.replace(machine.query(ReadAt(life.payload.stream, offset, life.payload.max_bytes), now_ms), touch_due=False)
 
     def _gone(self, life: Life, result: Any, out: list[Any], finish_poll: FinishPoll) -> None:
         if life.stage is Stage.STREAMING:
