@@ -363,7 +363,7 @@ class Service:
         self.live.tick(now_ms, self._out, self._finish_poll)
 
     def _time_out(self, life: Life) -> None:
-        self.forwarding.forget(life.token)  # a touch goes on to wait under this token
+        self.forwarding.forget(life.token)
         if life.stage is Stage.TOUCHING:
             self._finish(life, None)
         elif life.sent:
