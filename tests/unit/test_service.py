@@ -75,7 +75,8 @@ class Cluster:
     def deliver(self) -> None:
         while self.held:
             src, frame = self.held.pop(0)
-            self.turn(self.nodes[frame.node], fx.FrameReceived(src, frame.data))
+            if frame.node in self.nodes:
+                self.turn(self.nodes[frame.node], fx.FrameReceived(src, frame.data))
 
     def run_for(self, duration_ms: int) -> None:
         for _ in range(duration_ms // TICK_MS):
@@ -124,6 +125,38 @@ def test_a_client_that_left_leaves_nothing_behind_at_the_forwarding_node() -> No
     cluster.held.clear()  # lost, and nobody says so
     cluster.turn(cluster.nodes[2], sx.RequestGone(token))
     assert not cluster.nodes[2].service.forwarding._asked
+
+
+def test_a_forwarded_write_that_its_leader_cannot_commit_in_time_is_unknown_never_refused() -> None:
+    cluster = Cluster()
+    cluster.create()
+    leader = cluster.nodes[1]
+    cluster.turn(leader, fx.Route(8, 3, 30), fx.ChangeMembers(0, 1, (7, 8), ()))  # from here on nothing can be committed
+    token = cluster.ask(2, "POST", "s", {"content-type": "text/plain"}, b"x")
+    before = leader.host.groups[1].raft.log.last_index
+    cluster.run_for(300)
+    cluster.now_ms += 6_000
+    cluster.turn(leader, fx.Tick())  # its own clock runs out first, before it can lose its office
+    assert cluster.said(2, token)[0].data.startswith(b"HTTP/1.1 503")
+    assert b"outcome_unknown" in cluster.said(2, token)[0].data
+    assert leader.host.groups[1].raft.log.last_index == before, "and nobody proposed it again"
+
+
+def test_an_answer_to_an_earlier_boot_is_no_answer_to_this_one() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.cut = True
+    cluster.ask(2, "POST", "s", {"content-type": "text/plain"}, b"x")
+    question = cluster.held.pop()[1]
+    cluster.turn(cluster.nodes[1], fx.FrameReceived(2, question.data))
+    late_answer = cluster.held.pop()[1]
+    restarted = cluster.nodes[2] = Node(2, boot=2)
+    restarted.service.routing = cluster.routing
+    token = cluster.ask(2, "GET", "s?offset=-1")
+    cluster.turn(restarted, fx.FrameReceived(1, late_answer.data))
+    assert cluster.said(2, token) == [], "that was for a request of the process before"
+    cluster.deliver()
+    assert cluster.status(2, token) == 200
 
 
 # --- live responses end once, and are forgotten -----------------------------------------------------------------------------------

@@ -329,7 +329,7 @@ class Service:
         self._served_counter += 1
         self._served_count += 1
         served = Served(event.node, event.incarnation, letter.request)
-        life = Life(self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms)
+        life = Life(self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write)
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
