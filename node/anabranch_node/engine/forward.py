@@ -17,6 +17,9 @@ from anabranch_node.engine.letters import Forward, ForwardAnswer
 BULK_BYTES = 16 << 10
 """Larger letters take the lane of the entries, so that they never delay a heartbeat."""
 
+BOOT_SHIFT = 40
+"""Numbers of one boot never meet those of another: an answer may come after the process that asked has been replaced."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -57,7 +60,7 @@ class Forwarding:
     def __init__(self, host: Host, meta: Codec) -> None:
         self._host = host
         self._codecs = (STREAMS, meta)
-        self._counter = 0
+        self._counter = host.boot << BOOT_SHIFT
         self._asked: dict[int, _Asked] = {}
         self._number_of: dict[int, int] = {}  # token -> number: each waits for one answer at a time
 
