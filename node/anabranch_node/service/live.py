@@ -73,12 +73,12 @@ class LiveReaders:
 
     # --- readers come and go -----------------------------------------------------------------------------------------------------
 
-    def wait(self, life: Life, at: ReadSlice, now_ms: int) -> None:
+    def wait(self, life: Life, at: ReadSlice, uptime_ms: int) -> None:
         life.slice = at
         self._register(life, at.next_offset)
-        self._polls.append((now_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
+        self._polls.append((uptime_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
 
-    def begin(self, life: Life, first: ReadSlice, now_ms: int, out: list[Any]) -> None:
+    def begin(self, life: Life, first: ReadSlice, now_ms: int, uptime_ms: int, out: list[Any]) -> None:
         assert life.request is not None
         life.slice = first
         self.streaming[life.token] = life
@@ -87,8 +87,8 @@ class LiveReaders:
         if first.closed:
             self._end(life, out)
             return
-        self._rotations.append((now_ms + self._options.sse_rotate_ms, life.token))
-        self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, life.token))
+        self._rotations.append((uptime_ms + self._options.sse_rotate_ms, life.token))
+        self._keep_alives.append((uptime_ms + self._options.sse_keep_alive_ms, life.token))
         self._follow(life, first)
 
     def go_on(self, life: Life, slice: ReadSlice, now_ms: int, out: list[Any]) -> None:
@@ -248,24 +248,24 @@ class LiveReaders:
 
     # --- time --------------------------------------------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
-        while self._polls and self._polls[0][0] <= now_ms:
+    def tick(self, uptime_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
+        while self._polls and self._polls[0][0] <= uptime_ms:
             token = self._polls.popleft()[1]
             place = self._place.get(token)
             if place is not None:
                 life = self._watched[place[0]][place[1]].at[place[2]][token]
                 self.remove(life)
                 finish_poll(life, None)
-        while self._rotations and self._rotations[0][0] <= now_ms:
+        while self._rotations and self._rotations[0][0] <= uptime_ms:
             rotated = self.streaming.get(self._rotations.popleft()[1])
             if rotated is not None:
                 self._end(rotated, out)
         quiet: list[int] = []
-        while self._keep_alives and self._keep_alives[0][0] <= now_ms:
+        while self._keep_alives and self._keep_alives[0][0] <= uptime_ms:
             token = self._keep_alives.popleft()[1]
             if token in self.streaming:
                 quiet.append(token)
-                self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, token))
+                self._keep_alives.append((uptime_ms + self._options.sse_keep_alive_ms, token))
         if quiet:
             self._pieces.append(_Piece(False, quiet, sse.KEEP_ALIVE))
         for group_id, watched in self._watched.items():

@@ -33,6 +33,8 @@ from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+CLOCK_STEP_MAX_MS = 1_000
+"""Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Service:
         self._events: list[fx.Event] = []
         self._out: list[Any] = []
         self._now_ms = 0
+        self._uptime_ms = 0  # for deadlines: the clock of the stamps may be set, and must not end or keep a request
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             RequestArrived: self._on_request,
             RequestGone: self._on_gone,
@@ -77,6 +80,8 @@ class Service:
     # --- a turn ------------------------------------------------------------------------------------------------------------------
 
     def turn(self, now_ms: int, events: Iterable[Any]) -> list[Any]:
+        if now_ms > self._now_ms:
+            self._uptime_ms += min(now_ms - self._now_ms, CLOCK_STEP_MAX_MS)
         self._now_ms = now_ms
         for event in events:
             handler = self._handlers.get(type(event))
@@ -141,7 +146,7 @@ class Service:
             self._start(Life(part.token, part.group, False, part.query, self._deadline()))
 
     def _deadline(self) -> int:
-        return self._now_ms + self.options.request_timeout_ms
+        return self._uptime_ms + self.options.request_timeout_ms
 
     def _start(self, life: Life) -> None:
         self._lives[life.token] = life
@@ -264,7 +269,7 @@ class Service:
         if request is not None and request.live == "sse":
             if life.stage is not Stage.STREAMING:
                 life.stage = Stage.STREAMING
-                self.live.begin(life, slice, self._now_ms, self._out)
+                self.live.begin(life, slice, self._now_ms, self._uptime_ms, self._out)
             else:
                 self.live.go_on(life, slice, self._now_ms, self._out)
             if life.token not in self.live.streaming:
@@ -275,7 +280,7 @@ class Service:
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
         if waits and not life.remote and not slice.data and not slice.closed and slice.up_to_date:
             life.stage = Stage.WAITING
-            self.live.wait(life, slice, self._now_ms)
+            self.live.wait(life, slice, self._uptime_ms)
             return True
         return False
 
@@ -349,7 +354,7 @@ class Service:
 
     def _on_tick(self, event: fx.Tick) -> None:
         self._events.append(event)
-        now_ms = self._now_ms
+        now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
             if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING):
