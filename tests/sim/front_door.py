@@ -92,7 +92,7 @@ class FrontDoor:
             if not call.gone:
                 self._world.after(self._delay(), call.client.refused, call)
             return
-        call.life, call.arrived_us, call.pauses = node.boots, self._world.now_us, node.pauses
+        call.life, call.arrived_us, call.pauses = node.boots, self._world.now_us, -1 if node.paused else node.pauses
         if exchange.stream:
             exchange.low = self.timeline_of(exchange.stream).count
         else:
