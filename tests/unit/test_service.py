@@ -163,6 +163,20 @@ def test_an_answer_to_an_earlier_boot_is_no_answer_to_this_one() -> None:
     assert cluster.status(2, token) == 200
 
 
+def test_a_long_poll_waits_at_a_node_without_a_replica_too() -> None:
+    cluster = Cluster()
+    cluster.create()
+    token = cluster.ask(2, "GET", "s?offset=now&live=long-poll")
+    cluster.run_for(1_000)
+    assert cluster.said(2, token) == []
+    cluster.append(b"at last")
+    assert cluster.said(2, token)[0].data.endswith(b"at last")
+    token = cluster.ask(2, "GET", "s?offset=now&live=long-poll")
+    cluster.run_for(OPTIONS.live.long_poll_timeout_ms + 2 * TICK_MS)
+    assert cluster.status(2, token) == 204
+    assert [node.service.pending for node in cluster.nodes.values()] == [0, 0]
+
+
 # --- time ----------------------------------------------------------------------------------------------------------------------------
 
 

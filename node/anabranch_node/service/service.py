@@ -187,7 +187,13 @@ class Service:
         self.forwarded += 1
         life.sent = life.write
         life.remote = not life.write
-        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms)
+        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms or self._poll_ms(life))
+
+    def _poll_ms(self, life: Life) -> int:
+        """How long another node may keep a long-poll for us. Half of what is left until the deadline is for the way, and for its last look."""
+        if life.request is None or life.request.live != "long-poll" or life.stage is Stage.LAST_LOOK:
+            return 0
+        return min(self.options.live.long_poll_timeout_ms, max(0, life.deadline_ms - self._uptime_ms) // 2)
 
     def _answered(self, token: int, result: Any) -> None:
         if token == NOBODY:
@@ -334,7 +340,9 @@ class Service:
         self._served_counter += 1
         self._served_count += 1
         served = Served(event.node, event.incarnation, letter.request)
-        life = Life(self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write)
+        life = Life(
+            self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write
+        )
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
