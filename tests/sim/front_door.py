@@ -45,6 +45,7 @@ class Call:
     gone: bool = False
     events: EventStream | None = None
     is_text: bool = False
+    calm: bool = False
 
     def __str__(self) -> str:
         return f"{self.exchange} at node {self.node}"
@@ -97,6 +98,7 @@ class FrontDoor:
             exchange.low = self.timeline_of(exchange.stream).count
         else:
             exchange.lows = {group: timeline.count for group, timeline in self.timelines.items()}
+        call.calm = self._world.calm
         self.open[exchange.token] = call
         try:
             request = parse(call.head)
@@ -189,8 +191,16 @@ class FrontDoor:
         wrong = self.judge.judge(exchange, response, timeline)
         if wrong:
             raise self._world.violation(f"{call}: {response.status} {response.code} {response.headers.get('stream-next-offset', '')}: {wrong}")
+        if response.status == 204 and exchange.live and "stream-closed" not in response.headers and self._world.calm:
+            self._check_patience(call)
         self._count(f"{exchange.method}{' ' + exchange.live if exchange.live else ''} {response.status} {response.code}".strip())
         self._tell(call, call.client.answered, response)
+
+    def _check_patience(self, call: Call) -> None:
+        waited_us = self._world.now_us - call.arrived_us
+        wanted_us = min(self._world.long_poll_us, self._world.swarm.service.request_timeout_ms * 500)
+        if call.calm and waited_us < wanted_us - self._world.swarm.tick_us:
+            raise self._world.violation(f"{call}: nothing new, said after {waited_us / SECOND:.3f} s instead of {wanted_us / SECOND:.3f} s")
 
     def _parsed(self, call: Call, raw: bytes) -> Response:
         try:

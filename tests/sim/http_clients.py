@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 JSON, BINARY, TEXT = "application/json", "application/octet-stream", "text/plain"
 BUCKET = "_default/"
-LAG_US = 8 * SECOND
+LAG_US = 3 * SECOND
 """How long a live reader may stay behind once all is well, beyond the deadlines of two requests."""
 
 
@@ -228,7 +228,7 @@ class Writer(HttpClient):
         if rng.random() < world.swarm.mischief:
             offset = max(0, offset) + rng.choice((3, 5, 100_000))
         exchange = Exchange(token, "GET", stream, offset=offset)
-        query = f"offset={_spelt(offset)}"
+        query = f"offset={spelt(offset)}"
         headers: tuple[tuple[str, str], ...] = ()
         if rng.random() < 0.4:
             exchange.max_bytes = rng.choice((1, 40, 200))
@@ -312,7 +312,7 @@ class Tailer(HttpClient):
         mode = rng.choice(("", "long-poll", "sse", "sse"))
         offset = NOW if self.offset == START and rng.random() < 0.1 and not world.draining else self.offset
         exchange = Exchange(world.token(), "GET", self.stream, offset=offset, live=mode)
-        query = f"offset={_spelt(offset)}" + (f"&live={mode}" if mode else "")
+        query = f"offset={spelt(offset)}" + (f"&live={mode}" if mode else "")
         if rng.random() < 0.2:
             exchange.max_bytes = rng.choice((1, 100))
             query += f"&max_bytes={exchange.max_bytes}"
@@ -346,5 +346,5 @@ class Tailer(HttpClient):
             self.offset = START
 
 
-def _spelt(offset: int) -> str:
+def spelt(offset: int) -> str:
     return {NOW: "now", START: "-1"}.get(offset, f"{offset:020d}")

@@ -35,11 +35,13 @@ from tests.sim.operator import Operator
 from tests.sim.sim_net import SimNet
 from tests.sim.sim_node import CLUSTER_ID, SimNode
 from tests.sim.swarm import SECOND, Swarm
+from tests.sim.ttl_probe import TtlProbe
 
 CONVERGE_US = 120 * SECOND
 KEEP_UP_US = 60 * SECOND
 KEEP_UP_ENTRIES = 30
 RESTART_US = 30 * SECOND
+PEACE_US = 8 * SECOND
 _DIGEST_MASK = (1 << 61) - 1
 _IS_A_BUG = re.compile(r"(?!Damaged|ForeignFormat|NewerFormat|FormatError)[A-Z]\w*: ")  # the name of an exception: not what a disk can do
 
@@ -179,9 +181,10 @@ class World:
             return
         self.note(0, "the chaos is over")
         self._run_until(self.now_us + SECOND)
-        self.after(5 * SECOND, self._calm_down)
         if self.swarm.can_keep_up and not self._run_until(self.now_us + KEEP_UP_US, self._keeps_up):
             raise self.violation(f"no fault for {KEEP_UP_US // SECOND} s, clients write on, and still {self._why_behind()}")
+        if self.swarm.http and self.swarm.can_keep_up:
+            self._work_in_peace()
         self.draining = True
         if not self._run_until(self.now_us + CONVERGE_US, self._converged):
             raise self.violation(f"no convergence within {CONVERGE_US // SECOND} s: {self._why_not()}")
@@ -194,8 +197,14 @@ class World:
                 raise self.violation(f"no convergence within {RESTART_US // SECOND} s of a restart of all nodes: {self._why_not()}")
         self._judge()
 
-    def _calm_down(self) -> None:
+    def _work_in_peace(self) -> None:
+        """Everybody keeps up and nothing breaks: what needs time is looked at now."""
         self.calm = True
+        probes = [TtlProbe(self, 200 + number, f"ttl{number}") for number in range(2)] if self.clocks_are_sane else []
+        for probe in probes:
+            self.clients.append(probe)
+            self.after(1, probe.act)
+        self._run_until(self.now_us + PEACE_US, (lambda: all(probe.done for probe in probes)) if probes else None)
 
     def _keeps_up(self) -> bool:
         return not self._why_behind()
