@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from anabranch_node.core.stream.commands import Create
 from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, StreamNotFound
 from tests.checkers.timeline import Life, Timeline, Version
 from tests.sim.http_wire import Event, Response
@@ -46,6 +47,10 @@ class Exchange:
     low: int = 0
     """Committed commands of its group when it arrived."""
     mark: str = ""
+    data: bytes = b""
+    producer: tuple[str, int, int] | None = None
+    close: bool = False
+    """What a write asked for."""
     offset: int = START
     max_bytes: int = 1 << 40
     live: str = ""
@@ -68,6 +73,7 @@ class Exchange:
 class Judge:
     def __init__(self, timelines: dict[int, Timeline]) -> None:
         self.timelines = timelines
+        self._writes: dict[str, Exchange] = {}  # by mark
         self.refused: dict[str, Exchange] = {}  # by mark: must never be committed
         self._claimed: set[tuple[str, int]] = set()  # deletes that an answer has spoken for
         self._deletes: dict[str, int] = {}  # stream -> delete requests that may have happened
@@ -78,6 +84,10 @@ class Judge:
     def committed(self, marks: Iterable[str], timeline: Timeline) -> str:
         """New commands are in the log."""
         for mark in marks:
+            asked = self._writes.get(mark)
+            wrong = "nobody asked for it" if asked is None else _differs(asked, timeline.tagged[mark][-1].command)
+            if wrong:
+                return f"{asked}: what is committed is not what was asked: {wrong}"
             if mark in self.refused:
                 return f"{self.refused[mark]} was definitely refused, and is committed"
             if len(timeline.tagged[mark]) > 1:
@@ -85,6 +95,8 @@ class Judge:
         return ""
 
     def sent(self, exchange: Exchange) -> None:
+        if exchange.mark:
+            self._writes[exchange.mark] = exchange
         if exchange.method == "DELETE":
             self._deletes[exchange.stream] = self._deletes.get(exchange.stream, 0) + 1
 
@@ -261,6 +273,16 @@ def _whole(exchange: Exchange, life: Life, start: int, end: int, tail: int) -> b
     if end == start:
         return start == tail
     return end - start <= exchange.max_bytes or not any(start < boundary < end for boundary in life.ends)
+
+
+def _differs(asked: Exchange, command: Any) -> str:
+    if isinstance(command, Create):
+        given: tuple[Any, ...] = (command.stream, command.body, None, command.closed)
+    else:
+        claim = command.producer
+        given = (command.stream, command.body, None if claim is None else (claim.id, claim.epoch, claim.seq), command.close)
+    wanted = (asked.stream, asked.data, asked.producer, asked.close)
+    return "" if given == wanted else f"{given} instead of {wanted}"
 
 
 def _figures(response: Response, result: Any) -> str:

@@ -157,7 +157,9 @@ class Writer(HttpClient):
             body = self._body(stream)
         if rng.random() < world.swarm.mischief:
             headers[0] = ("content-type", f"application/xml; try=c{token}")
-        self.wait_for(self.ask(Exchange(token, "PUT", stream, mark=f"c{token}"), "PUT", "", tuple(headers), body))
+        exchange = Exchange(token, "PUT", stream, mark=f"c{token}", close=("stream-closed", "true") in headers)
+        exchange.data = stored(body) if world.media[stream] == JSON and "json" in headers[0][1] else body
+        self.wait_for(self.ask(exchange, "PUT", "", tuple(headers), body))
 
     def _body(self, stream: str) -> bytes:
         world, rng = self.world, self.rng
@@ -200,7 +202,10 @@ class Writer(HttpClient):
             headers.append(("stream-closed", "true"))
         if claim is None and rng.random() < world.swarm.mischief / 2:
             headers = [("content-type", "image/png"), *headers[1:]] if body else headers
-        return self.ask(Exchange(token, "POST", stream, mark=mark), "POST", "", tuple(headers), body)
+        exchange = Exchange(token, "POST", stream, mark=mark, close=close)
+        exchange.data = stored(body) if body and "json" in headers[0][1] else body
+        exchange.producer = None if claim is None else (f"p{self.number}", *claim)
+        return self.ask(exchange, "POST", "", tuple(headers), body)
 
     def _close(self, stream: str) -> None:
         claim = None
@@ -344,6 +349,11 @@ class Tailer(HttpClient):
             self.offset = int(response.headers["stream-next-offset"])
         elif response.status in (400, 404):
             self.offset = START
+
+
+def stored(body: bytes) -> bytes:
+    """In JSON mode: each of our messages with a comma."""
+    return b"".join(b'{"n": %b},' % piece.partition(b"}")[0] for piece in body.split(b'{"n": ')[1:])
 
 
 def spelt(offset: int) -> str:

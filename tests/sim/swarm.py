@@ -173,7 +173,7 @@ def _over_http(swarm: Swarm, rng: Random) -> Swarm:
         swarm,
         http=True,
         service=service,
-        tailers=rng.randint(1, 4),
+        tailers=rng.randint(1, 5),
         # A peer link is one connection: it may lose what it carries, but it never carries anything twice.
         duplication=0.0,
         faults=faults,

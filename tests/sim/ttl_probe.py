@@ -49,7 +49,8 @@ class TtlProbe(HttpClient):
         token = world.token()
         if not self.exists:
             headers = (("content-type", f"{BINARY}; try=c{token}"), ("stream-ttl", str(self.ttl_s)))
-            self.wait_for(self.ask(Exchange(token, "PUT", self.stream, mark=f"c{token}"), "PUT", "", headers, world.payload(20)))
+            body = world.payload(20)
+            self.wait_for(self.ask(Exchange(token, "PUT", self.stream, mark=f"c{token}", data=body), "PUT", "", headers, body))
         elif quiet:
             self.wait_for(self.ask(Exchange(token, "HEAD", self.stream), "HEAD"))
         else:

@@ -117,8 +117,8 @@ class World:
         self.streams = [*lasting, *mortal]
         self.mortal = set(mortal)
         self.media = {name: rng.choice((JSON, BINARY, TEXT)) for name in self.streams}
-        followed = [*lasting, *mortal]
-        tailers = [Tailer(self, 100 + number, followed[number % len(followed)]) for number in range(swarm.tailers)]
+        # Two or more follow the same stream: a crowd, if they meet at a node.
+        tailers = [Tailer(self, 100 + number, rng.choice(self.streams) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
         self.clients = [*(Writer(self, number) for number in range(1, swarm.clients + 1)), *tailers]
 
     @property
