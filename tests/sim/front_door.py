@@ -142,11 +142,11 @@ class FrontDoor:
         raise self._world.violation(f"{call} has no answer after {(self._world.now_us - call.arrived_us) / SECOND:.1f} s: {life}")
 
     def died(self, node: SimNode) -> None:
-        """All its connections break; some clients never notice by themselves."""
+        """All its connections break; a client that has a deadline of its own may never notice."""
         for token, call in list(self.open.items()):
             if call.node == node.number:
                 del self.open[token]
-                if not call.gone and self._rng.random() < 0.8:
+                if not call.gone and (call.events is not None or self._rng.random() < 0.8):
                     self._world.at(max(call.heard_us, self._world.now_us + self._delay()), call.client.broken, call)
 
     # --- out ---------------------------------------------------------------------------------------------------------------------

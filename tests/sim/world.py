@@ -118,7 +118,7 @@ class World:
         self.mortal = set(mortal)
         self.media = {name: rng.choice((JSON, BINARY, TEXT)) for name in self.streams}
         # Two or more follow the same stream: a crowd, if they meet at a node.
-        tailers = [Tailer(self, 100 + number, rng.choice(self.streams) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
+        tailers = [Tailer(self, 100 + number, rng.choice(mortal) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
         self.clients = [*(Writer(self, number) for number in range(1, swarm.clients + 1)), *tailers]
 
     @property
