@@ -31,6 +31,7 @@ class TtlProbe(HttpClient):
         self.asked_us = 0
         self.used_us = 0  # when the last read that succeeded was sent
         self.last_us = 0  # when anything that may count as use was last under way
+        self.promised = True
         self.done = False
 
     @property
@@ -84,11 +85,13 @@ class TtlProbe(HttpClient):
         if exchange.method != "HEAD":
             self.acked += 1
             self.uses += 1
+            # Answered at the very end of the window: the touch of such a read may come too late (HTTP seed 167), so nothing is promised any more.
+            self.promised = self.promised and (not self.used_us or self.world.now_us < self.used_us + self.ttl_s * SECOND)
             self.used_us = self.asked_us
 
     def _missing(self, exchange: Exchange) -> None:
         world = self.world
-        if self.exists and world.now_us < self.used_us + self.ttl_s * SECOND:
+        if self.exists and self.promised and world.now_us < self.used_us + self.ttl_s * SECOND:
             age = (world.now_us - self.used_us) / SECOND
             raise world.violation(f"{exchange}: 404, though it was used {age:.2f} s ago and has a window of {self.ttl_s} s")
         self.done = self.done or self.exists
