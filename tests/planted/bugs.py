@@ -8,6 +8,7 @@ breaks it is hope."""
 from typing import NamedTuple
 
 RAFT = "anabranch_node.core.raft."
+SERVICE = "anabranch_node.service."
 Edit = tuple[str, str, str]
 
 
@@ -16,6 +17,8 @@ class Bug(NamedTuple):
     why: str
     edits: tuple[Edit, ...]
     short: bool = False
+    http: bool = False
+    """In the service: only runs over HTTP can show it."""
 
 
 BUGS: tuple[Bug, ...] = (
@@ -311,6 +314,149 @@ BUGS: tuple[Bug, ...] = (
                 "        return bool(held and held.fenced)",
             ),
         ),
+    ),
+    Bug(
+        "forwarded write retried after a broken connection",
+        "it may be in the log there, and is proposed a second time",
+        (
+            (
+                "anabranch_node.engine.forward",
+                'return OutcomeUnknown(f"the connection to node {asked.node} broke before it answered") if asked.write else ReadUnavailable()',
+                "return ReadUnavailable()",
+            ),
+        ),
+        short=True,
+        http=True,
+    ),
+    Bug(
+        "write that was sent is refused when its time runs out",
+        "a definite answer for what is in a log somewhere",
+        ((SERVICE + "service", "        elif life.sent:\n", "        elif life.sent and life.served:\n"),),
+        short=True,
+        http=True,
+    ),
+    Bug(
+        "serving node refuses a write that it proposed",
+        "found by HTTP seed 81: the asking node believes it, and has it proposed again",
+        ((SERVICE + "service", ", sent=letter.write\n", "\n"),),
+        http=True,
+    ),
+    Bug(
+        "producer forgotten on the way to the leader",
+        "a retry through another node appends twice",
+        (
+            (
+                "anabranch_node.engine.forward",
+                "return codec.command(letter.body) if letter.write else codec.query(letter.body)",
+                (
+                    "command = codec.command(letter.body) if letter.write else codec.query(letter.body)\n"
+                    "        return msgspec.structs.replace(command, producer=None) if isinstance(command, commands.Append) else command"
+                ),
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "answer to an earlier boot believed",
+        "found by HTTP seed 76: somebody else's answer",
+        (("anabranch_node.engine.forward", "self._counter = host.boot << BOOT_SHIFT", "self._counter = 0"),),
+        http=True,
+    ),
+    Bug(
+        "follower serves reads without ReadIndex",
+        "what was acknowledged before the read is not in it",
+        (
+            (
+                "anabranch_node.engine.group",
+                "        self.raft.read_index(request.token)",
+                (
+                    "        if self.raft.role is Role.LEADER:\n            self.raft.read_index(request.token)\n"
+                    "        else:\n            self.raft.read_states.append((request.token, 0))"
+                ),
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "long-poll says nothing new without a second look",
+        "its replica may have been left behind while it waited",
+        (
+            (
+                SERVICE + "service",
+                "            life.stage = Stage.LAST_LOOK\n            life.deadline_ms",
+                "            life.stage = Stage.LAST_LOOK\n            return self._finish(life, life.slice)\n            life.deadline_ms",
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "event sent twice to one of a crowd",
+        "the crowd is served in slices, and they overlap",
+        ((SERVICE + "live", "self._pieces.appendleft(piece._replace(tokens=tokens[room:]))", "self._pieces.appendleft(piece)"),),
+        http=True,
+    ),
+    Bug(
+        "live reader not looked after when it registers",
+        "what came while it was being answered never wakes it",
+        ((SERVICE + "live", "        self._again.setdefault(life.group, set()).add(stream)\n", ""),),
+        http=True,
+    ),
+    Bug(
+        "live reader goes on in another incarnation",
+        "a stream was deleted and made again, and an old reader gets its bytes",
+        ((SERVICE + "live", "return life.slice is None or life.slice.incarnation == slice.incarnation", "return True"),),
+        http=True,
+    ),
+    Bug(
+        "event stream kept after its end",
+        "found by HTTP seed 1: it leaks, and is served again",
+        ((SERVICE + "live", "        self.remove(life)\n        self._forget(life)\n", "        self.remove(life)\n"),),
+        http=True,
+    ),
+    Bug(
+        "reads do not reset the window",
+        "a stream that is read all the time expires",
+        ((SERVICE + "service", "            slice.touch_due\n", "            slice.touch_due and not life.token\n"),),
+        http=True,
+    ),
+    Bug(
+        "expiry by the clock of the node that reads",
+        "what one node calls gone another still serves",
+        (
+            (
+                "anabranch_node.core.stream.machine",
+                "        if stream is None or not self._is_visible(stream):\n            return StreamNotFound(query.stream)",
+                (
+                    "        if stream is None or (stream.rare is not None and stream.rare.is_due(now_ms)):\n"
+                    "            return StreamNotFound(query.stream)"
+                ),
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "deadlines by a clock that can be set",
+        "found by HTTP seed 148: a clock set back by an hour keeps every request for an hour",
+        (
+            (
+                SERVICE + "service",
+                "        if now_ms > self._now_ms:\n            self._uptime_ms += min(now_ms - self._now_ms, CLOCK_STEP_MAX_MS)\n",
+                "        self._uptime_ms = now_ms\n",
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "listing without a group that cannot answer",
+        "streams that exist are not listed",
+        (
+            (
+                SERVICE + "listing",
+                "        if not isinstance(result, StreamPage):\n",
+                "        if not isinstance(result, StreamPage):\n            result = StreamPage([], False)\n        if False:\n",
+            ),
+        ),
+        http=True,
     ),
     # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700
     # seeds of this one; tests/scripts/raft/removed_leader_must_finish_its_removal.txt holds it.

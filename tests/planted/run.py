@@ -20,9 +20,12 @@ def hunt(bug: Bug, seeds_max: int) -> int:
     """In the child: 0 if killed, and the line the parent shows."""
     plant(bug)
     from tests.sim.run import play
+    from tests.sim.swarm import draw
 
     started = time.process_time()
     for seed in range(seeds_max):
+        if bug.http and not draw(seed).http:
+            continue
         outcome = play(seed)
         if outcome.problem:
             last = outcome.problem.strip().splitlines()[-1]

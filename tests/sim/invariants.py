@@ -37,6 +37,7 @@ class Truth:
     def __init__(self) -> None:
         self.leaders: dict[int, int] = {}  # term -> replica
         self.entries: dict[tuple[int, int], tuple[int, int]] = {}  # (index, term) -> (checksum, term of the entry before)
+        self.bytes: dict[tuple[int, int], bytes] = {}  # of entries that are not committed yet
         self.terms = [0]  # of committed entries, by index
         self.sums = [0]
         self.votes: dict[tuple[int, int], int] = {}  # (replica, term) -> candidate
@@ -95,6 +96,8 @@ class Invariants:
                     if truth.entries.setdefault((index, term), known) != known and before is not None:
                         raise self._fail(node, group, f"log matching: entry ({index}, term {term}) differs from the one another replica has")
                     before = term
+                    if index >= len(truth.terms):
+                        truth.bytes[index, term] = entry
             elif isinstance(record, LogTruncated):
                 if record.from_index <= seen.commit:
                     raise self._fail(node, group, f"truncation at {record.from_index}, committed through {seen.commit}")
@@ -117,6 +120,7 @@ class Invariants:
             if index == len(truth.terms):
                 truth.terms.append(term)
                 truth.sums.append(truth.entries[index, term][0])
+                self._world.committed(group.id, index, truth.bytes.pop((index, term)))
             elif index > len(truth.terms):
                 raise self._fail(node, group, f"commit {index} skips {len(truth.terms)}, which nobody committed")
             elif truth.terms[index] != term or (entry is not None and truth.sums[index] != crc32c(entry)):

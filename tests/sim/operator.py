@@ -28,6 +28,7 @@ class Operator:
         for group in world.groups:
             replicas = {number: world.new_replica(world.nodes[number]) for number in world.placement[group]}
             config = Configuration(tuple(sorted(replicas.values())))
+            world.members[group] = list(config.voters)
             for number, replica in replicas.items():
                 world.create_replica(world.nodes[number], group, replica, config)
 
@@ -37,7 +38,15 @@ class Operator:
             leader = world.leader(group)
             if leader is not None:
                 self._step(group, leader)
+        if world.swarm.http:
+            self._spread_the_word()
         world.after(SECOND // 2, self.work)
+
+    def _spread_the_word(self) -> None:
+        """Views travel at their own pace: a node may know an old placement for long, and must find its way all the same."""
+        for node in self._world.nodes.values():
+            if node.up and (node.service.routing is None or self._world.rng.random() < 0.1):
+                node.service.routing = self._world.routing()
 
     def _step(self, group: int, leader: Raft) -> None:
         world = self._world
@@ -65,6 +74,7 @@ class Operator:
         wanted = Configuration(tuple(sorted(voters)), (), tuple(sorted(learners)))
         if wanted != config:
             self.changes += 1
+            world.members[group] = list(wanted.voters)
             world.note(0, f"group {group}: {config} -> {wanted}")
             world.ask(world.nodes[world.node_of[leader.id]], fx.ChangeMembers(world.token(), group, wanted.voters, wanted.learners), None)
 

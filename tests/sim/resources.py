@@ -28,6 +28,10 @@ def why_busy(node: SimNode) -> str:
         return f"node {node.number}: {host._slots.free} of {host.options.snapshots_at_once_max} snapshot slots are free"
     if host._awaiting or host._reads:
         return f"node {node.number}: {len(host._awaiting)} flushes and {len(host._reads)} reads still wait for the disk"
+    if node.world.swarm.http:
+        what = _waiting_in_service(node)
+        if what:
+            return f"node {node.number}: {what}"
     segments_max = 2 * host._wal.options.segments_live_max + 2
     if len(host._wal.segments) > segments_max:
         return f"node {node.number}: {len(host._wal.segments)} segments, more than {segments_max}"
@@ -46,6 +50,35 @@ def _waiting_in(group: Group) -> str:
         return f"snapshots on their way to {sorted(snapshots.sending)}"
     if snapshots._taking is not None or snapshots._loading is not None:
         return "a snapshot is being written or loaded"
+    return ""
+
+
+def _waiting_in_service(node: SimNode) -> str:
+    service = node.service
+    live = service.live
+    held = {
+        "lives": service._lives,
+        "parked requests": service._parked,
+        "requests of other nodes": service._served_count,
+        "forwarded requests": service.forwarding._asked,
+        "parts of listings": service._listings._of_part,
+        "live readers": live.count,
+        "pieces for live readers": live._pieces,
+        "watched streams": [stream for watched in live._watched.values() for stream in watched],
+    }
+    return next((f"{name} are left: {what}" for name, what in held.items() if what), "")
+
+
+def left_behind(node: SimNode) -> str:
+    """After a turn: does a live reader wait behind what its own replica has applied, and nothing is under way to it?"""
+    live = node.service.live
+    if not live._place or live._again or node.turn_again:
+        return ""
+    for token, (group_id, stream, offset) in live._place.items():
+        group = node.host.groups.get(group_id)
+        found = group.machine._table.streams.get(stream) if group is not None and not group.fenced else None
+        if found is not None and found.tail > offset:
+            return f"node {node.number}: the reader {token} of {stream} waits at {offset}, the tail is {found.tail}"
     return ""
 
 

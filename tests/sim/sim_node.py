@@ -17,12 +17,16 @@ from anabranch_node.drivers.snapshot_disk import SnapshotDisk
 from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions
 from anabranch_node.engine.group import Group
 from anabranch_node.engine.host import Host
+from anabranch_node.engine.meta_codec import META
+from anabranch_node.service import effects as sx
+from anabranch_node.service.service import Service
 from anabranch_node.wal.batch import Position
 from anabranch_node.wal.recovery import recover
 from anabranch_node.wal.segment import encode_sync_mark
 from anabranch_node.wal.wal import Wal
 from anabranch_proto.formats import FormatError
 from anabranch_proto.ids import NodeIdentity
+from tests.sim import resources
 from tests.sim.chance import between
 from tests.sim.sim_disk import SimCrash, SimFs
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CLUSTER_ID = "sim"
+_CLIENT_EFFECTS = (sx.Respond, sx.Begin, sx.Broadcast, sx.End)
 _WAL_EFFECTS = (fx.SegmentCreate, fx.SegmentDelete, fx.WalWrite, fx.SyncMark, fx.WalRead)
 _SNAPSHOT_EFFECTS = (
     fx.SnapshotOpen,
@@ -52,6 +57,7 @@ class SimNode:
         self.boots = 0
         self.up = False
         self.paused = False
+        self.pauses = 0  # so far
         self.full = False
         self.damaged = ""  # what was done to this disk, "" if nothing: then no group may ever be fenced here
         self.disk_busy = False
@@ -123,7 +129,7 @@ class SimNode:
             self.world.note(self.number, f"cut a torn tail: {recovered.torn}")
         self.up, self.paused = True, False
         self.inbox: list[fx.Event] = []
-        self.turn_due = False
+        self.turn_due = self.turn_again = False
         self.wal_queue: deque[fx.Effect] = deque()
         self.snapshot_queue: deque[fx.Effect] = deque()
         self.disk_busy = self.snapshots_busy = False
@@ -140,6 +146,8 @@ class SimNode:
         wal = Wal(self.identity, swarm.wal, recovered)
         self.host = Host(self.identity, swarm.host, StreamMachine, self.rng, self.boots, wal)
         self.host.audit = self._audit
+        self.service = Service(self.host, swarm.service, META)
+        self.service.routing = self.world.routing()
         for route in self.world.routes.values():
             self.inbox.append(route)
         self.world.note(self.number, f"starts, boot {self.boots}, with replicas {sorted(recovered.groups)}")
@@ -154,6 +162,7 @@ class SimNode:
         """The process ends now, and with `power` the page cache with it."""
         self.up = self.paused = False
         self.inbox = []
+        self.world.front_door.died(self)
         if power:
             self.fs.power_loss(self.rng)
         else:
@@ -167,6 +176,7 @@ class SimNode:
         return _names(reason, self.fs.injected)
 
     def pause(self) -> None:
+        self.pauses += 1
         self.paused = True
 
     def resume(self, life: int) -> None:
@@ -193,11 +203,19 @@ class SimNode:
         if not self.up or life != self.boots:
             return
         self.turn_due = False
-        if self.paused or not self.inbox:
+        if self.paused or not (self.inbox or self.turn_again):
             return
         events, self.inbox = self.inbox, []
+        self.turn_again = False
         self.world.events += len(events)
-        self.perform(self.host.turn(self.now_ms(), events))
+        if self.world.swarm.http:
+            self.perform(self.service.turn(self.now_ms(), events))
+            if self.up:
+                wrong = resources.left_behind(self)
+                if wrong:
+                    raise self.world.violation(wrong)
+        else:
+            self.perform(self.host.turn(self.now_ms(), events))
 
     def _tick(self, life: int) -> None:
         if self.up and life == self.boots:
@@ -219,6 +237,10 @@ class SimNode:
                 self.wal_queue.append(effect)
             elif isinstance(effect, _SNAPSHOT_EFFECTS):
                 self.snapshot_queue.append(effect)
+            elif isinstance(effect, _CLIENT_EFFECTS):
+                self.world.front_door.perform(self, effect)
+            elif isinstance(effect, fx.TurnAgain):
+                self.turn_again = True
             elif isinstance(effect, fx.PeerRefused):
                 self.world.refused_frames += 1
             elif isinstance(effect, fx.GroupFenced):
@@ -227,6 +249,8 @@ class SimNode:
                 assert isinstance(effect, fx.StopNode), effect
                 self.world.stopped(self, effect)
                 return
+        if self.turn_again:
+            self._wake()
         if self.persisting:
             self.unsynced.append((ticket or self.host._wal.ticket, self.persisting))
             self.persisting = []

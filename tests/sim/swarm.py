@@ -10,6 +10,8 @@ from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import HostOptions
 from anabranch_node.engine.snapshots import SnapshotOptions
+from anabranch_node.service.live import LiveOptions
+from anabranch_node.service.service import ServiceOptions
 from anabranch_node.wal.options import WalOptions
 
 SECOND = 1_000_000  # simulated time is in microseconds
@@ -75,6 +77,10 @@ class Swarm:
     tick_rates: tuple[float, ...]
     """Of each node's clock."""
     skew_us: tuple[int, ...] = field(default=())
+    http: bool = False
+    """Clients speak HTTP to any node, through its service; otherwise they ask its host directly, which finds more in Raft itself."""
+    service: ServiceOptions = ServiceOptions()
+    tailers: int = 0
 
     @property
     def can_keep_up(self) -> bool:
@@ -142,7 +148,37 @@ def draw(seed: int) -> Swarm:
         final_power_loss=rng.random() < 0.5,
         tick_rates=tuple(rng.uniform(0.95, 1.05) for _ in range(nodes)),
     )
-    return _hunt_stale_reads(swarm) if nodes >= 3 and replication >= 3 and rng.random() < 0.15 else swarm
+    if nodes >= 3 and replication >= 3 and rng.random() < 0.15:
+        swarm = _hunt_stale_reads(swarm)
+    rng = Random(f"http {seed}")  # a stream of its own: the runs without HTTP stay what they were
+    return _over_http(swarm, rng) if rng.random() < 0.5 else swarm
+
+
+def _over_http(swarm: Swarm, rng: Random) -> Swarm:
+    live = LiveOptions(
+        long_poll_timeout_ms=rng.choice((200, 700, 3_000)),
+        sse_keep_alive_ms=rng.choice((300, 2_000)),
+        sse_rotate_ms=rng.choice((500, 3_000, 20_000)),
+        waiters_max=rng.choice((2, 1_000, 1_000)),
+        fanout_readers_per_turn_max=rng.choice((1, 2, 256)),
+    )
+    service = ServiceOptions(
+        request_timeout_ms=rng.choice((500, 2_000, 5_000)),
+        response_bytes_max=rng.choice((100, 1_000, 1 << 20)),
+        served_max=rng.choice((3, 1_000, 1_000)),
+        live=live,
+    )
+    faults = swarm.faults if rng.random() < 0.5 else tuple(name for name in swarm.faults if name != "clock jump") or ("kill",)
+    return replace(
+        swarm,
+        http=True,
+        service=service,
+        tailers=rng.randint(1, 5),
+        # A peer link is one connection: it may lose what it carries, but it never carries anything twice.
+        duplication=0.0,
+        faults=faults,
+        skew_us=swarm.skew_us if rng.random() < 0.3 else (0,) * swarm.nodes,
+    )
 
 
 def _hunt_stale_reads(swarm: Swarm) -> Swarm:

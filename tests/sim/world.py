@@ -12,7 +12,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from anabranch_node.core import effects as fx
+from anabranch_node.core.cluster.routing import Routing
+from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, ReplicaPlace
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.queries import ReadAt
@@ -24,16 +28,20 @@ from tests.sim import resources
 from tests.sim.chance import between
 from tests.sim.clients import Client
 from tests.sim.faults import Faults
+from tests.sim.front_door import FrontDoor
+from tests.sim.http_clients import BINARY, BUCKET, JSON, TEXT, Tailer, Writer
 from tests.sim.invariants import Invariants
 from tests.sim.operator import Operator
 from tests.sim.sim_net import SimNet
-from tests.sim.sim_node import SimNode
+from tests.sim.sim_node import CLUSTER_ID, SimNode
 from tests.sim.swarm import SECOND, Swarm
+from tests.sim.ttl_probe import TtlProbe
 
 CONVERGE_US = 120 * SECOND
 KEEP_UP_US = 60 * SECOND
 KEEP_UP_ENTRIES = 30
 RESTART_US = 30 * SECOND
+PEACE_US = 8 * SECOND
 _DIGEST_MASK = (1 << 61) - 1
 _IS_A_BUG = re.compile(r"(?!Damaged|ForeignFormat|NewerFormat|FormatError)[A-Z]\w*: ")  # the name of an exception: not what a disk can do
 
@@ -66,6 +74,7 @@ class World:
         self.chaos_over = False
         self.history = History()
         self._time = 0
+        self.members: dict[int, list[int]] = {}  # group -> replicas, as the operator last wanted them
         self._payloads = 0
         self._tokens = 0
         self._asked: dict[int, _Asked] = {}  # by token: what was not answered yet
@@ -84,7 +93,45 @@ class World:
         self.group_of.update({ghost: group for group, ghost in self.ghosts.items()})
         self.operator = Operator(self)
         self.faults = Faults(self)
-        self.clients = [Client(self, number) for number in range(1, swarm.clients + 1)]
+        self.front_door = FrontDoor(self)
+        self._routing: Routing | None = None
+        self.calm = False  # the chaos is over, and all had the time to notice
+        self.clients: list[Any] = []
+        if swarm.http:
+            self._open_to_http()
+        else:
+            self.clients = [Client(self, number) for number in range(1, swarm.clients + 1)]
+
+    def _open_to_http(self) -> None:
+        """Streams by names that their groups' hash spreads; the first of each group is never deleted, and followed to its end."""
+        swarm, rng = self.swarm, Random(f"streams {self.swarm.seed}")
+        self.group_of, lasting, mortal = {}, [], []
+        missing = dict.fromkeys(self.groups, 1 + swarm.streams_per_group)
+        for number in range(1_000):
+            name = f"{BUCKET}s{number}"
+            group = self.front_door.group_of(name)
+            if missing[group]:
+                missing[group] -= 1
+                self.group_of[name] = group
+                (mortal if missing[group] < swarm.streams_per_group else lasting).append(name)
+        self.streams = [*lasting, *mortal]
+        self.mortal = set(mortal)
+        self.media = {name: rng.choice((JSON, BINARY, TEXT)) for name in self.streams}
+        # Two or more follow the same stream: a crowd, if they meet at a node.
+        tailers = [Tailer(self, 100 + number, rng.choice(mortal) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
+        self.clients = [*(Writer(self, number) for number in range(1, swarm.clients + 1)), *tailers]
+
+    @property
+    def tracing(self) -> bool:
+        return self._trace is not None
+
+    @property
+    def clocks_are_sane(self) -> bool:
+        return not any(self.swarm.skew_us) and "clock jump" not in self.swarm.faults
+
+    @property
+    def long_poll_us(self) -> int:
+        return self.swarm.service.live.long_poll_timeout_ms * 1_000
 
     # --- time --------------------------------------------------------------------------------------------------------------------
 
@@ -136,6 +183,8 @@ class World:
         self._run_until(self.now_us + SECOND)
         if self.swarm.can_keep_up and not self._run_until(self.now_us + KEEP_UP_US, self._keeps_up):
             raise self.violation(f"no fault for {KEEP_UP_US // SECOND} s, clients write on, and still {self._why_behind()}")
+        if self.swarm.http and self.swarm.can_keep_up:
+            self._work_in_peace()
         self.draining = True
         if not self._run_until(self.now_us + CONVERGE_US, self._converged):
             raise self.violation(f"no convergence within {CONVERGE_US // SECOND} s: {self._why_not()}")
@@ -147,6 +196,15 @@ class World:
             if not self._run_until(self.now_us + RESTART_US, self._converged):
                 raise self.violation(f"no convergence within {RESTART_US // SECOND} s of a restart of all nodes: {self._why_not()}")
         self._judge()
+
+    def _work_in_peace(self) -> None:
+        """Everybody keeps up and nothing breaks: what needs time is looked at now."""
+        self.calm = True
+        probes = [TtlProbe(self, 200 + number, f"ttl{number}") for number in range(2)] if self.clocks_are_sane else []
+        for probe in probes:
+            self.clients.append(probe)
+            self.after(1, probe.act)
+        self._run_until(self.now_us + PEACE_US, (lambda: all(probe.done for probe in probes)) if probes else None)
 
     def _keeps_up(self) -> bool:
         return not self._why_behind()
@@ -194,11 +252,31 @@ class World:
             machines = [self.nodes[self.node_of[replica]].host.groups[group].machine for replica in leader.config.voters]
             if len({machine.digest() for machine in machines}) != 1:
                 raise self.violation(f"group {group}: replicas that applied the same log hold different states")
+            if self.swarm.http:
+                self._judge_machine(group, machines[0])
             for stream in (stream for stream, at in self.group_of.items() if at == group):
                 finals[stream] = _content(machines[0], stream)
+        wrong = self.front_door.judge.at_the_end()
+        if wrong:
+            raise self.violation(wrong)
+        if self.swarm.http:
+            return
         violations = stream_checker.check(self.history.ops, finals)
         if violations:
             raise self.violation(f"{len(violations)} in the history, first: {violations[0]}")
+
+    def _judge_machine(self, group: int, machine: Any) -> None:
+        """The state itself against the model that replayed the same log, stream by stream."""
+        timeline = self.front_door.timelines[group]
+        held = machine._table.streams
+        if held.keys() != timeline.model.streams.keys() or machine.now_ms != timeline.model.clock:
+            raise self.violation(f"group {group} holds {sorted(held)} at {machine.now_ms}, its log makes {sorted(timeline.model.streams)}")
+        for name, wanted in timeline.model.streams.items():
+            stream = held[name]
+            content = b"".join(message.body for message in wanted.messages)
+            found = (stream.incarnation, stream.content_type, stream.rare is not None and stream.rare.closed)
+            if found != (wanted.incarnation, wanted.content_type, wanted.closed) or _content(machine, name) not in (content, None):
+                raise self.violation(f"group {group}: {name} is {found}, its log makes something else")
 
     # --- what happened -----------------------------------------------------------------------------------------------------------
 
@@ -221,6 +299,9 @@ class World:
 
     def ask(self, node: SimNode, request: fx.Propose | fx.Read | fx.ChangeMembers | fx.TransferLeadership, client: Client | None) -> None:
         """The request is at the node: from now on it owes exactly one answer, as long as it lives."""
+        if self.swarm.http:  # as in production: nobody waits for the operator's orders
+            node.push(replace(request, token=NOBODY))
+            return
         self._asked[request.token] = _Asked(client, node, node.boots, request)
         node.push(request)
 
@@ -265,7 +346,22 @@ class World:
         node.fresh_disk()
         node.start()
 
+    def committed(self, group: int, index: int, entry: bytes) -> None:
+        """For the first time, anywhere."""
+        if self.swarm.http:
+            self.front_door.committed(group, index, entry)
+
     # --- looking around ----------------------------------------------------------------------------------------------------------
+
+    def routing(self) -> Routing | None:
+        """Where the groups live, as a node is told that asks now. None: nobody has placed them yet."""
+        if not self.members:
+            return None
+        nodes = [
+            NodeInfo(node.number, f"n{node.number}", node.identity.incarnation, node.boots, "", "", "", "", "active") for node in self.nodes.values()
+        ]
+        groups = [GroupPlacement(group, [ReplicaPlace(replica, self.node_of[replica]) for replica in self.members[group]]) for group in self.groups]
+        return Routing(ClusterView(self.events, CLUSTER_ID, self.swarm.group_count, self.swarm.replication, nodes, groups))
 
     def new_replica(self, node: SimNode) -> int:
         self._replicas += 1

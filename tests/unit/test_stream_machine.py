@@ -38,7 +38,8 @@ from anabranch_node.core.stream.results import (
     Touched,
 )
 from anabranch_node.core.stream.stream import CHUNK_BYTES, CHUNK_MESSAGES, Stream
-from tests.unit.stream_model import NAMES, Model, ModelProducer, entries, lengths_of, small_limits
+from tests.checkers.stream_model import Model, ModelProducer
+from tests.unit.stream_model import IDLE_MS, NAMES, PRODUCERS_MAX, entries, lengths_of, small_limits
 
 S = "b/s"
 FIRST = 1 << 16
@@ -114,7 +115,7 @@ def assert_like(machine: StreamMachine, model: Model) -> None:
 def test_applies_like_the_model(batches: list[list[Command]], restart_at: int, bytes_max: int) -> None:
     """Also when a snapshot is restored in the middle."""
     with small_limits():
-        machine, by_bytes, model = StreamMachine(), StreamMachine(), Model()
+        machine, by_bytes, model = StreamMachine(), StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
         for index, batch in enumerate(batches, 1):
             if index == restart_at:
                 slices = list(machine.freeze().slices(bytes_max))
@@ -131,7 +132,7 @@ def test_applies_like_the_model(batches: list[list[Command]], restart_at: int, b
 @given(entries)
 def test_reads_like_the_model(batches: list[list[Command]]) -> None:
     with small_limits():
-        machine, model = StreamMachine(), Model()
+        machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
         for index, batch in enumerate(batches, 1):
             machine.apply_commands(index, batch)
             for position, command in enumerate(batch):

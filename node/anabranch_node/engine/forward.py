@@ -17,6 +17,9 @@ from anabranch_node.engine.letters import Forward, ForwardAnswer
 BULK_BYTES = 16 << 10
 """Larger letters take the lane of the entries, so that they never delay a heartbeat."""
 
+BOOT_SHIFT = 40
+"""Numbers of one boot never meet those of another: an answer may come after the process that asked has been replaced."""
+
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -57,8 +60,9 @@ class Forwarding:
     def __init__(self, host: Host, meta: Codec) -> None:
         self._host = host
         self._codecs = (STREAMS, meta)
-        self._counter = 0
+        self._counter = host.boot << BOOT_SHIFT
         self._asked: dict[int, _Asked] = {}
+        self._number_of: dict[int, int] = {}  # token -> number: each waits for one answer at a time
 
     def _codec(self, group: int) -> Codec:
         return self._codecs[group == 0]
@@ -66,6 +70,7 @@ class Forwarding:
     def ask(self, token: int, place: tuple[int, int], group: int, write: bool, payload: Any, wait_ms: int) -> None:
         self._counter += 1
         self._asked[self._counter] = _Asked(token, place[0], write)
+        self._number_of[token] = self._counter
         body = _encode(payload)
         self._host.send_letter(place[0], place[1], group, Forward(self._counter, write, wait_ms, body), len(body) > BULK_BYTES)
 
@@ -83,6 +88,7 @@ class Forwarding:
         asked = self._asked.pop(letter.request, None)
         if asked is None:
             return None
+        self._number_of.pop(asked.token, None)
         try:
             return asked.token, self._codec(group).result(letter.body)
         except msgspec.MsgspecError as error:
@@ -91,14 +97,16 @@ class Forwarding:
     def lost(self, node: int) -> list[tuple[int, Any]]:
         """The connection to that node broke: what it was asked, with the honest answer."""
         gone = [number for number, asked in self._asked.items() if asked.node == node]
-        return [(asked.token, _silence(asked)) for asked in map(self._asked.pop, gone)]
+        lost = [self._asked.pop(number) for number in gone]
+        for asked in lost:
+            self._number_of.pop(asked.token, None)
+        return [(asked.token, _silence(asked)) for asked in lost]
 
     def forget(self, token: int) -> None:
-        """Its deadline passed."""
-        for number, asked in self._asked.items():
-            if asked.token == token:
-                del self._asked[number]
-                return
+        """Nobody waits for that answer any more: its deadline passed, or its client left."""
+        number = self._number_of.pop(token, None)
+        if number is not None:
+            del self._asked[number]
 
 
 def _silence(asked: _Asked) -> Any:

@@ -577,5 +577,9 @@ class Host:
 
     # --- looking in --------------------------------------------------------------------------------------------------------------
 
+    @property
+    def boot(self) -> int:
+        return self._boot
+
     def leads(self) -> list[int]:
         return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]

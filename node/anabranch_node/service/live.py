@@ -53,8 +53,9 @@ class _Watch:
 
 
 class LiveReaders:
-    def __init__(self, host: Host, options: LiveOptions, response_bytes_max: int) -> None:
+    def __init__(self, host: Host, options: LiveOptions, response_bytes_max: int, forget: Callable[[Life], None]) -> None:
         self._host = host
+        self._forget = forget  # the response of this life has its end on the way
         self._options = options
         self._bytes_max = response_bytes_max
         self._watched: dict[int, dict[str, _Watch]] = {}  # group -> stream -> readers; the machine marks what changed among them
@@ -72,12 +73,12 @@ class LiveReaders:
 
     # --- readers come and go -----------------------------------------------------------------------------------------------------
 
-    def wait(self, life: Life, at: ReadSlice, now_ms: int) -> None:
+    def wait(self, life: Life, at: ReadSlice, uptime_ms: int) -> None:
         life.slice = at
         self._register(life, at.next_offset)
-        self._polls.append((now_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
+        self._polls.append((uptime_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
 
-    def begin(self, life: Life, first: ReadSlice, now_ms: int, out: list[Any]) -> None:
+    def begin(self, life: Life, first: ReadSlice, now_ms: int, uptime_ms: int, out: list[Any]) -> None:
         assert life.request is not None
         life.slice = first
         self.streaming[life.token] = life
@@ -86,8 +87,8 @@ class LiveReaders:
         if first.closed:
             self._end(life, out)
             return
-        self._rotations.append((now_ms + self._options.sse_rotate_ms, life.token))
-        self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, life.token))
+        self._rotations.append((uptime_ms + self._options.sse_rotate_ms, life.token))
+        self._keep_alives.append((uptime_ms + self._options.sse_keep_alive_ms, life.token))
         self._follow(life, first)
 
     def go_on(self, life: Life, slice: ReadSlice, now_ms: int, out: list[Any]) -> None:
@@ -142,6 +143,7 @@ class LiveReaders:
 
     def _end(self, life: Life, out: list[Any]) -> None:
         self.remove(life)
+        self._forget(life)
         self._pieces.append(_Piece(True, [life.token], sse.END))
 
     def end_one(self, life: Life, out: list[Any]) -> None:
@@ -200,7 +202,7 @@ class LiveReaders:
             for life in list(readers.values()):
                 if life.stage is not Stage.STREAMING:
                     self.remove(life)
-                    finish_poll(life, result)
+                    finish_poll(life, result if len(result.data) <= life.payload.max_bytes else self._less(life, offset, machine, now_ms))
                 elif not _same(life, result):
                     self._end(life, out)
                 else:
@@ -212,10 +214,17 @@ class LiveReaders:
                     self._pieces.append(_Piece(True, tokens, sse.END))
                 for life in moved:
                     self.remove(life)
-                    if not result.closed:
+                    if result.closed:
+                        self._forget(life)
+                    else:
                         life.slice = result
                         self.streaming[life.token] = life
                         self._follow(life, result)
+
+    @staticmethod
+    def _less(life: Life, offset: int, machine: Any, now_ms: int) -> Any:
+        """What this reader asked for: it may want smaller responses than the others."""
+        return msgspec.structs.replace(machine.query(ReadAt(life.payload.stream, offset, life.payload.max_bytes), now_ms), touch_due=False)
 
     def _gone(self, life: Life, result: Any, out: list[Any], finish_poll: FinishPoll) -> None:
         if life.stage is Stage.STREAMING:
@@ -239,24 +248,24 @@ class LiveReaders:
 
     # --- time --------------------------------------------------------------------------------------------------------------------
 
-    def tick(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
-        while self._polls and self._polls[0][0] <= now_ms:
+    def tick(self, uptime_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
+        while self._polls and self._polls[0][0] <= uptime_ms:
             token = self._polls.popleft()[1]
             place = self._place.get(token)
             if place is not None:
                 life = self._watched[place[0]][place[1]].at[place[2]][token]
                 self.remove(life)
                 finish_poll(life, None)
-        while self._rotations and self._rotations[0][0] <= now_ms:
+        while self._rotations and self._rotations[0][0] <= uptime_ms:
             rotated = self.streaming.get(self._rotations.popleft()[1])
             if rotated is not None:
                 self._end(rotated, out)
         quiet: list[int] = []
-        while self._keep_alives and self._keep_alives[0][0] <= now_ms:
+        while self._keep_alives and self._keep_alives[0][0] <= uptime_ms:
             token = self._keep_alives.popleft()[1]
             if token in self.streaming:
                 quiet.append(token)
-                self._keep_alives.append((now_ms + self._options.sse_keep_alive_ms, token))
+                self._keep_alives.append((uptime_ms + self._options.sse_keep_alive_ms, token))
         if quiet:
             self._pieces.append(_Piece(False, quiet, sse.KEEP_ALIVE))
         for group_id, watched in self._watched.items():

@@ -33,6 +33,8 @@ from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+CLOCK_STEP_MAX_MS = 1_000
+"""Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Service:
         self.options = options
         self.routing: Routing | None = None
         self.forwarding = Forwarding(host, meta)
-        self.live = LiveReaders(host, options.live, options.response_bytes_max)
+        self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
         self._listings = Listings()
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
@@ -60,6 +62,7 @@ class Service:
         self._events: list[fx.Event] = []
         self._out: list[Any] = []
         self._now_ms = 0
+        self._uptime_ms = 0  # for deadlines: the clock of the stamps may be set, and must not end or keep a request
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             RequestArrived: self._on_request,
             RequestGone: self._on_gone,
@@ -77,6 +80,8 @@ class Service:
     # --- a turn ------------------------------------------------------------------------------------------------------------------
 
     def turn(self, now_ms: int, events: Iterable[Any]) -> list[Any]:
+        if now_ms > self._now_ms:
+            self._uptime_ms += min(now_ms - self._now_ms, CLOCK_STEP_MAX_MS)
         self._now_ms = now_ms
         for event in events:
             handler = self._handlers.get(type(event))
@@ -149,7 +154,7 @@ class Service:
             self._start(Life(part.token, part.group, False, part.query, self._deadline()))
 
     def _deadline(self) -> int:
-        return self._now_ms + self.options.request_timeout_ms
+        return self._uptime_ms + self.options.request_timeout_ms
 
     def _start(self, life: Life) -> None:
         self._lives[life.token] = life
@@ -160,6 +165,7 @@ class Service:
         life = self._lives.pop(event.token, None)
         if life is not None:
             self.live.remove(life)
+            self.forwarding.forget(event.token)
 
     # --- where a request goes ----------------------------------------------------------------------------------------------------
 
@@ -189,7 +195,13 @@ class Service:
         self.forwarded += 1
         life.sent = life.write
         life.remote = not life.write
-        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms)
+        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms or self._poll_ms(life))
+
+    def _poll_ms(self, life: Life) -> int:
+        """How long another node may keep a long-poll for us. Half of what is left until the deadline is for the way, and for its last look."""
+        if life.request is None or life.request.live != "long-poll" or life.stage is Stage.LAST_LOOK:
+            return 0
+        return min(self.options.live.long_poll_timeout_ms, max(0, life.deadline_ms - self._uptime_ms) // 2)
 
     def _answered(self, token: int, result: Any) -> None:
         if token == NOBODY:
@@ -227,6 +239,9 @@ class Service:
             if self._goes_on(life, life.slice):
                 return
         self._drop(life)
+        if life.stage is Stage.STREAMING:
+            self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
+            return
         request = life.request
         self.reads += not life.write
         if request is not None:
@@ -268,7 +283,7 @@ class Service:
         if request is not None and request.live == "sse":
             if life.stage is not Stage.STREAMING:
                 life.stage = Stage.STREAMING
-                self.live.begin(life, slice, self._now_ms, self._out)
+                self.live.begin(life, slice, self._now_ms, self._uptime_ms, self._out)
             else:
                 self.live.go_on(life, slice, self._now_ms, self._out)
             if life.token not in self.live.streaming:
@@ -279,7 +294,7 @@ class Service:
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
         if waits and not life.remote and not slice.data and not slice.closed and slice.up_to_date:
             life.stage = Stage.WAITING
-            self.live.wait(life, slice, self._now_ms)
+            self.live.wait(life, slice, self._uptime_ms)
             return True
         return False
 
@@ -307,6 +322,7 @@ class Service:
 
     def _drop(self, life: Life) -> None:
         self._lives.pop(life.token, None)
+        self.forwarding.forget(life.token)
 
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
@@ -332,7 +348,9 @@ class Service:
         self._served_counter += 1
         self._served_count += 1
         served = Served(event.node, event.incarnation, letter.request)
-        life = Life(self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms)
+        life = Life(
+            self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write
+        )
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
@@ -352,7 +370,7 @@ class Service:
 
     def _on_tick(self, event: fx.Tick) -> None:
         self._events.append(event)
-        now_ms = self._now_ms
+        now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
             if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING):

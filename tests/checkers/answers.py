@@ -1,0 +1,324 @@
+"""Is an HTTP answer one that the committed log allows? Judged when a node gives it, against timeline.py, one answer at a time.
+
+An answer given while `high` commands are committed, to a request that arrived when `low` were, must be true at a position of [low, high]. That every
+request falls between its arrival and its answer is linearizability; that nothing beyond `high` is shown, that an unacknowledged tail never is.
+A write names its try by a mark (timeline.mark_of), so that its command is found in the log: acknowledged means there, once, with that result;
+a definite refusal means that it is not there and never comes. `outcome_unknown` and silence say nothing.
+
+Before us: tests/sim/front_door.py. Not here: that there is exactly one answer, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch_node.core.stream.commands import Create
+from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, StreamNotFound
+from tests.checkers.timeline import Life, Timeline, Version
+from tests.sim.http_wire import Event, Response
+
+NOW, START = -2, -1
+UNKNOWN = "outcome_unknown"
+_NOT_NOW = {"no_leader", "overloaded", "disk_full", "hot_full", "fenced", "read_unavailable", "not_hosted", "initializing"}
+"""503s that say: it did not happen."""
+_REFUSALS = {
+    "stream_not_found": (404, "StreamNotFound"),
+    "stream_exists": (409, "StreamExists"),
+    "stale_epoch": (403, "StaleEpoch"),
+    "bad_epoch_start": (400, "BadEpochStart"),
+    "sequence_gap": (409, "SequenceGap"),
+    "too_many_producers": (429, "TooManyProducers"),
+    "stream_closed": (409, "StreamClosed"),
+    "content_type_mismatch": (409, "ContentTypeMismatch"),
+    "seq_regression": (409, "SeqRegression"),
+}
+"""What a stream's state refuses a write for: the command is in the log, and changed nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """One request and what became of it."""
+
+    token: int
+    method: str
+    stream: str
+    low: int = 0
+    """Committed commands of its group when it arrived."""
+    mark: str = ""
+    data: bytes = b""
+    producer: tuple[str, int, int] | None = None
+    close: bool = False
+    """What a write asked for."""
+    offset: int = START
+    max_bytes: int = 1 << 40
+    live: str = ""
+    etag: str = ""
+    prefix: str = ""
+    after: str = ""
+    limit: int = 100
+    lows: dict[int, int] = field(default_factory=dict)
+    """Of a listing: for each group."""
+    at: int = START
+    """Where an event stream stands."""
+    lives: list[Life] | None = None
+    """Of an event stream: the incarnations that it can be a reading of."""
+
+    def __str__(self) -> str:
+        asked = f" offset={self.offset}" if self.method == "GET" else ""
+        return f"{self.method} {self.stream}{asked}{f' live={self.live}' if self.live else ''}{f' mark={self.mark}' if self.mark else ''}"
+
+
+class Judge:
+    def __init__(self, timelines: dict[int, Timeline]) -> None:
+        self.timelines = timelines
+        self._writes: dict[str, Exchange] = {}  # by mark
+        self.refused: dict[str, Exchange] = {}  # by mark: must never be committed
+        self._claimed: set[tuple[str, int]] = set()  # deletes that an answer has spoken for
+        self._deletes: dict[str, int] = {}  # stream -> delete requests that may have happened
+        self.judged = 0
+
+    # --- what happens ------------------------------------------------------------------------------------------------------------
+
+    def committed(self, marks: Iterable[str], timeline: Timeline) -> str:
+        """New commands are in the log."""
+        for mark in marks:
+            asked = self._writes.get(mark)
+            wrong = "nobody asked for it" if asked is None else _differs(asked, timeline.tagged[mark][-1].command)
+            if wrong:
+                return f"{asked}: what is committed is not what was asked: {wrong}"
+            if mark in self.refused:
+                return f"{self.refused[mark]} was definitely refused, and is committed"
+            if len(timeline.tagged[mark]) > 1:
+                return f"the request with mark {mark} is in the log twice: {timeline.tagged[mark]}"
+        return ""
+
+    def sent(self, exchange: Exchange) -> None:
+        if exchange.mark:
+            self._writes[exchange.mark] = exchange
+        if exchange.method == "DELETE":
+            self._deletes[exchange.stream] = self._deletes.get(exchange.stream, 0) + 1
+
+    def never_arrived(self, exchange: Exchange) -> None:
+        if exchange.mark:
+            self.refused[exchange.mark] = exchange
+        if exchange.method == "DELETE":
+            self._deletes[exchange.stream] -= 1
+
+    def at_the_end(self) -> str:
+        for timeline in self.timelines.values():
+            for stream, deletes in timeline.deletes.items():
+                if len(deletes) > self._deletes.get(stream, 0):
+                    return f"{len(deletes)} deletes of {stream} are committed, {self._deletes.get(stream, 0)} were asked for and not refused"
+        return ""
+
+    # --- one answer --------------------------------------------------------------------------------------------------------------
+
+    def judge(self, exchange: Exchange, response: Response, timeline: Timeline) -> str:
+        """ "": true at some position since the request arrived."""
+        self.judged += 1
+        status, code = response.status, response.code
+        if status == 500:
+            return f"internal error: {response.body!r}"
+        if status == 503:
+            if code == UNKNOWN:
+                return "" if exchange.method in ("POST", "PUT", "DELETE") else "a read has no unknown outcome"
+            if code not in _NOT_NOW and exchange.method != "HEAD":  # its answer has no body
+                return f"a 503 without a known code: {code!r}"
+            return self._refuse(exchange, timeline)
+        if exchange.method in ("POST", "PUT"):
+            return self._write(exchange, response, code, timeline)
+        if exchange.method == "DELETE":
+            return self._delete(exchange, response, timeline)
+        if exchange.method == "LIST":
+            return self._list(exchange, response)
+        return self._read(exchange, response, code, timeline)
+
+    def _refuse(self, exchange: Exchange, timeline: Timeline) -> str:
+        if exchange.mark and exchange.mark in timeline.tagged:
+            return "definitely refused, and committed"
+        if exchange.method in ("POST", "PUT", "DELETE"):
+            self.never_arrived(exchange)
+        return ""
+
+    def _write(self, exchange: Exchange, response: Response, code: str, timeline: Timeline) -> str:
+        done = timeline.tagged.get(exchange.mark, [])
+        if not done:
+            if response.status < 400 or code in _REFUSALS:
+                return "answered from a state of the log, where it is not"
+            return self._refuse(exchange, timeline)
+        if done[0].position <= exchange.low:
+            return f"committed at {done[0].position}, before it arrived at {exchange.low}"
+        result = done[0].result
+        if response.status >= 400:
+            status, name = _REFUSALS.get(code, (0, ""))
+            if (response.status, type(result).__name__) != (status, name):
+                return f"the log says {result}"
+            return _figures(response, result)
+        return _created(response, result) if exchange.method == "PUT" else _appended(response, result)
+
+    def _delete(self, exchange: Exchange, response: Response, timeline: Timeline) -> str:
+        wanted = {204: Deleted, 404: StreamNotFound}.get(response.status)
+        if wanted is None:
+            return "no answer to a delete"
+        # Answers are judged in the order in which they are given, so the first free one never takes what only a later one could have.
+        for done in timeline.deletes.get(exchange.stream, []):
+            key = (exchange.stream, done.position)
+            if done.position > exchange.low and type(done.result) is wanted and key not in self._claimed:
+                self._claimed.add(key)
+                return ""
+        return f"no delete in the log since {exchange.low} has that result"
+
+    # --- reads -------------------------------------------------------------------------------------------------------------------
+
+    def _read(self, exchange: Exchange, response: Response, code: str, timeline: Timeline) -> str:
+        versions = timeline.between(exchange.stream, exchange.low, timeline.count)
+        if any(self._fits(exchange, response, code, version) for _, version in versions):
+            return ""
+        return f"not true at any position of [{exchange.low}, {timeline.count}], where it was {_shown(versions)}"
+
+    def _fits(self, exchange: Exchange, response: Response, code: str, version: Version) -> bool:
+        life, tail, closed = version
+        status, headers = response.status, response.headers
+        if life is None:
+            return status == 404
+        if exchange.method == "HEAD":
+            given = (headers.get("content-type"), headers.get("stream-next-offset"), headers.get("stream-closed"))
+            lifetime = (headers.get("stream-ttl"), headers.get("stream-expires-at", ""))
+            wanted = (None if life.ttl_s is None else str(life.ttl_s), life.expires_at)
+            return status == 200 and given == (life.content_type, f"{tail:020d}", "true" if closed else None) and lifetime == wanted
+        start = {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
+        if exchange.offset == NOW and exchange.live and status == 200:  # it waited: "now" was when it began to
+            start = int(headers["stream-next-offset"]) - len(unwrapped(response.body, life.content_type))
+        if status == 400:
+            return (code == "offset_beyond_tail" and start > tail) or (code == "offset_inside_message" and start < tail and start not in life.ends)
+        if status not in (200, 204, 304):
+            return False
+        end = int(headers["stream-next-offset"])
+        if start > tail or start not in life.ends or end not in life.ends or end > tail:
+            return False
+        at_tail = end == tail
+        if ("stream-closed" in headers) != (closed and at_tail) or ("stream-up-to-date" in headers) != at_tail:
+            return False
+        if status == 204:
+            return exchange.live == "long-poll" and start == end == tail
+        etag = f'"{life.incarnation:x}-{start}-{end}{":c" if closed and at_tail else ""}"'
+        if exchange.offset != NOW and headers.get("etag") != etag:
+            return False
+        if status == 304:
+            return exchange.etag == etag
+        if exchange.live and not response.body:
+            return False
+        data = unwrapped(response.body, life.content_type)
+        return headers["content-type"] == life.content_type and data == life.content[start:end] and _whole(exchange, life, start, end, tail)
+
+    def event(self, exchange: Exchange, event: Event, timeline: Timeline) -> str:
+        """The next piece of an event stream: it continues the piece before, in the same incarnation, and is committed."""
+        self.judged += 1
+        versions = timeline.between(exchange.stream, exchange.low, timeline.count)
+        control = event.control
+        end = int(control["streamNextOffset"])
+        fitting: list[tuple[int, Life]] = []
+        for position, (life, tail, closed) in versions:
+            if life is None or (exchange.lives is not None and life not in exchange.lives):
+                continue
+            start = exchange.at if exchange.lives is not None else {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
+            at_tail = end == tail
+            if start not in life.ends or end not in life.ends or not start <= end <= tail:
+                continue
+            if bool(control.get("streamClosed")) != (closed and at_tail) or (not closed and bool(control.get("upToDate")) != at_tail):
+                continue
+            data = b"" if event.data is None else unwrapped(event.data, life.content_type)
+            if data == life.content[start:end] and (data or at_tail):
+                fitting.append((position, life))
+        if not fitting:
+            where = f"[{exchange.low}, {timeline.count}], where it was {_shown(versions)}"
+            return f"event {control} with {(event.data or b'')[:60]!r} after {exchange.at} is not true at any position of {where}"
+        exchange.low = fitting[0][0]
+        exchange.lives = [life for _, life in fitting]
+        exchange.at = end
+        return ""
+
+    def _list(self, exchange: Exchange, response: Response) -> str:
+        if response.status != 200:
+            return "no answer to a listing"
+        page = json.loads(response.body)
+        names = [item["name"] for item in page["streams"]]
+        if names != sorted(set(names)) or len(names) > exchange.limit:
+            return f"names are not in order, or too many: {names}"
+        for group, timeline in self.timelines.items():
+            for name in timeline.names():
+                if not name.startswith(exchange.prefix) or name <= exchange.after or (page["more"] and (not names or name > names[-1])):
+                    continue
+                versions = timeline.between(name, exchange.lows.get(group, 0), timeline.count)
+                listed = name in names
+                if not any((version.life is not None) == listed for _, version in versions):
+                    return f"{name} is {'' if listed else 'not '}listed, and was {_shown(versions)} all the time"
+        known = {name for timeline in self.timelines.values() for name in timeline.names()}
+        return f"streams that never were: {set(names) - known}" if set(names) - known else ""
+
+
+def unwrapped(body: bytes, content_type: str) -> bytes:
+    """In JSON mode a stream's bytes are its messages, each with a comma, and a response is an array of them."""
+    if not content_type.startswith("application/json"):
+        return body
+    if body[:1] != b"[" or body[-1:] != b"]":
+        return b"?" + body
+    return body[1:-1] + b"," if len(body) > 2 else b""
+
+
+def _whole(exchange: Exchange, life: Life, start: int, end: int, tail: int) -> bool:
+    """No more than was asked for, but always a message, and nothing empty before the tail."""
+    if end == start:
+        return start == tail
+    return end - start <= exchange.max_bytes or not any(start < boundary < end for boundary in life.ends)
+
+
+def _differs(asked: Exchange, command: Any) -> str:
+    if isinstance(command, Create):
+        given: tuple[Any, ...] = (command.stream, command.body, None, command.closed)
+    else:
+        claim = command.producer
+        given = (command.stream, command.body, None if claim is None else (claim.id, claim.epoch, claim.seq), command.close)
+    wanted = (asked.stream, asked.data, asked.producer, asked.close)
+    return "" if given == wanted else f"{given} instead of {wanted}"
+
+
+def _figures(response: Response, result: Any) -> str:
+    """What a refusal tells a producer or a closer."""
+    headers = response.headers
+    wanted = {
+        "StaleEpoch": lambda: {"producer-epoch": result.current},
+        "SequenceGap": lambda: {"producer-expected-seq": result.expected, "producer-received-seq": result.received},
+        "StreamClosed": lambda: {"stream-next-offset": result.tail},
+    }.get(type(result).__name__, dict)()
+    wrong = {name: headers.get(name) for name, value in wanted.items() if int(headers.get(name, -1)) != value}
+    return f"the log says {result}, the answer {wrong}" if wrong else ""
+
+
+def _appended(response: Response, result: Result) -> str:
+    if not isinstance(result, Appended):
+        return f"acknowledged, the log says {result}"
+    headers = response.headers
+    wrote = result.producer and not result.duplicate and result.next_offset > result.start_offset
+    given = (response.status, int(headers["stream-next-offset"]), "stream-closed" in headers)
+    if given != (200 if wrote else 204, result.next_offset, result.closed):
+        return f"the log says {result}, the answer {given}"
+    if result.producer and (int(headers["producer-epoch"]), int(headers["producer-seq"])) != (result.epoch, result.seq):
+        return f"the log says {result}, the answer names another producer state"
+    return ""
+
+
+def _created(response: Response, result: Result) -> str:
+    if not isinstance(result, Created):
+        return f"acknowledged, the log says {result}"
+    given = (response.status, int(response.headers["stream-next-offset"]), "stream-closed" in response.headers)
+    return "" if given == (200 if result.existed else 201, result.offset, result.closed) else f"the log says {result}, the answer {given}"
+
+
+def _shown(versions: list[tuple[int, Version]]) -> str:
+    return "; ".join(
+        f"{position}: nothing" if life is None else f"{position}: {life.incarnation:x} [0:{tail}]{' closed' if closed else ''}"
+        for position, (life, tail, closed) in versions[:6]
+    )

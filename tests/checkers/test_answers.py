@@ -1,0 +1,217 @@
+"""The judge of HTTP answers, judged: each rule lets the true answer pass and notices the false one. The log is written by hand."""
+
+import json
+from typing import Any
+
+import pytest
+
+from anabranch_node.core.raft import entry as entries_of
+from anabranch_node.core.stream.commands import Append, Command, Create, Delete, Producer, encode_commands
+from tests.checkers.answers import NOW, START, Exchange, Judge
+from tests.checkers.timeline import Timeline
+from tests.sim.http_wire import Event, EventStream, Malformed, Response, parse_response
+
+S = "_default/s"
+TYPE = "text/plain; try=c1"
+
+
+class Log:
+    def __init__(self) -> None:
+        self.timeline = Timeline()
+        self.judge = Judge({1: self.timeline})
+        self._index = 0
+
+    def commit(self, *commands: Command) -> str:
+        self._index += 1
+        entry = entries_of.encode(1, entries_of.COMMANDS_V1, encode_commands(list(commands)))
+        return self.judge.committed(self.timeline.add(self._index, entry), self.timeline)
+
+    def ask(self, method: str, mark: str = "", **fields: Any) -> Exchange:
+        exchange = Exchange(1, method, S, self.timeline.count, mark, **fields)
+        self.judge.sent(exchange)
+        return exchange
+
+    def says(self, exchange: Exchange, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> str:
+        return self.judge.judge(exchange, Response(status, headers or {}, body), self.timeline)
+
+    def refuses(self, exchange: Exchange, status: int, code: str, **headers: str) -> str:
+        return self.says(exchange, status, headers, json.dumps({"error": {"code": code}}).encode())
+
+
+def at(offset: int, *flags: str, **more: str) -> dict[str, str]:
+    return {"stream-next-offset": f"{offset:020d}", **dict.fromkeys(flags, "true"), **more}
+
+
+@pytest.fixture
+def log() -> Log:
+    """A stream with one message of five bytes, made by try c1."""
+    log = Log()
+    log.ask("PUT", "c1", data=b"hello")
+    assert log.commit(Create(S, TYPE, 1, body=b"hello")) == ""
+    return log
+
+
+def page(log: Log, end: int, *flags: str, start: int = 0) -> dict[str, str]:
+    life = log.timeline.latest(S).life
+    assert life is not None
+    return at(end, *flags, **{"content-type": TYPE, "etag": f'"{life.incarnation:x}-{start}-{end}"'})
+
+
+def append(log: Log, mark: str, body: bytes, producer: tuple[str, int, int] | None = None) -> Exchange:
+    exchange = log.ask("POST", mark, data=body, producer=producer)
+    claim = None if producer is None else Producer(*producer)
+    assert log.commit(Append(S, body, 2, claim, "text/plain", key=mark)) == ""
+    return exchange
+
+
+def test_an_append_is_acknowledged_where_it_lies(log: Log) -> None:
+    assert log.says(append(log, "k2", b"abc"), 204, at(8)) == ""
+    assert "the log says" in log.says(append(log, "k3", b"abc"), 204, at(8))
+    assert "the log says" in log.says(append(log, "k4", b"abc"), 200, at(14))
+
+
+def test_an_acknowledgement_without_a_command_is_noticed(log: Log) -> None:
+    assert "where it is not" in log.says(log.ask("POST", "k2"), 204, at(5))
+    assert "where it is not" in log.refuses(log.ask("POST", "k3"), 404, "stream_not_found")
+
+
+def test_a_refusal_of_what_is_committed_is_noticed_before_and_after(log: Log) -> None:
+    assert "definitely refused" in log.refuses(append(log, "k2", b"abc"), 503, "no_leader")
+    later = log.ask("POST", "k3", data=b"abc")
+    assert log.refuses(later, 503, "overloaded") == ""
+    assert "definitely refused" in log.commit(Append(S, b"abc", 2, None, "text/plain", key="k3"))
+
+
+def test_an_unknown_outcome_says_nothing(log: Log) -> None:
+    assert log.refuses(append(log, "k2", b"abc"), 503, "outcome_unknown") == ""
+    assert log.refuses(log.ask("POST", "k3"), 503, "outcome_unknown") == ""
+    assert "unknown" in log.refuses(log.ask("GET"), 503, "outcome_unknown")
+
+
+def test_a_try_that_is_committed_twice_is_noticed(log: Log) -> None:
+    append(log, "k2", b"abc")
+    assert "twice" in log.commit(Append(S, b"abc", 2, None, "text/plain", key="k2"))
+
+
+def test_a_changed_command_is_noticed(log: Log) -> None:
+    log.ask("POST", "k2", data=b"abc", producer=("p", 0, 0))
+    assert "not what was asked" in log.commit(Append(S, b"abc", 2, None, "text/plain", key="k2"))
+    assert "nobody asked" in log.commit(Append(S, b"abc", 2, None, "text/plain", key="k9"))
+
+
+def test_a_producers_answers(log: Log) -> None:
+    first, again = append(log, "k2", b"abc", ("p", 0, 0)), append(log, "k3", b"abc", ("p", 0, 0))
+    state = {"producer-epoch": "0", "producer-seq": "0"}
+    assert log.says(first, 200, at(8, **state)) == ""
+    assert log.says(again, 204, at(8, **state)) == ""
+    assert log.says(again, 200, at(8, **state)) != ""
+    gap = append(log, "k4", b"abc", ("p", 0, 5))
+    assert log.refuses(gap, 409, "sequence_gap", **{"producer-expected-seq": "1", "producer-received-seq": "5"}) == ""
+    assert log.refuses(gap, 409, "sequence_gap", **{"producer-expected-seq": "2", "producer-received-seq": "5"}) != ""
+    assert log.refuses(gap, 404, "stream_not_found") != ""
+
+
+def test_deletes_are_claimed_once(log: Log) -> None:
+    first, second = log.ask("DELETE"), log.ask("DELETE")
+    log.commit(Delete(S, 2))
+    assert log.says(first, 204) == ""
+    assert log.says(second, 204) != ""
+    log.commit(Delete(S, 2))
+    assert log.says(second, 404) == ""
+    assert log.judge.at_the_end() == ""
+    log.commit(Delete(S, 2))
+    assert "deletes" in log.judge.at_the_end()
+
+
+def test_a_read_is_true_between_its_arrival_and_its_answer(log: Log) -> None:
+    early = log.ask("GET")
+    append(log, "k2", b"abc")
+    late = log.ask("GET")
+    assert log.says(early, 200, page(log, 5, "stream-up-to-date"), b"hello") == ""
+    assert "not true" in log.says(late, 200, page(log, 5, "stream-up-to-date"), b"hello")
+    assert log.says(late, 200, page(log, 8, "stream-up-to-date"), b"helloabc") == ""
+    assert log.says(late, 200, page(log, 5), b"hello") == "", "less than all is allowed"
+
+
+@pytest.mark.parametrize(
+    ("status", "end", "flags", "body"),
+    [
+        (200, 8, ("stream-up-to-date",), b"helloabc"),  # not committed yet
+        (200, 5, (), b"hello"),  # it is up to date
+        (200, 5, ("stream-up-to-date", "stream-closed"), b"hello"),
+        (200, 5, ("stream-up-to-date",), b"HELLO"),
+        (200, 3, (), b"hel"),
+        (204, 5, ("stream-up-to-date",), b""),
+        (404, 0, (), b""),
+    ],
+)
+def test_a_false_read_is_noticed(log: Log, status: int, end: int, flags: tuple[str, ...], body: bytes) -> None:
+    assert log.says(log.ask("GET"), 200, page(log, 5, "stream-up-to-date"), b"hello") == ""
+    assert "not true" in log.says(log.ask("GET"), status, page(log, end, *flags), body)
+
+
+def test_a_long_poll_may_say_nothing_only_at_the_tail(log: Log) -> None:
+    assert log.says(log.ask("GET", offset=5, live="long-poll"), 204, at(5, "stream-up-to-date")) == ""
+    assert log.says(log.ask("GET", offset=0, live="long-poll"), 204, at(0, "stream-up-to-date")) != ""
+    waiting = log.ask("GET", offset=NOW, live="long-poll")
+    append(log, "k2", b"abc")
+    assert log.says(waiting, 200, page(log, 8, "stream-up-to-date", start=5), b"abc") == ""
+
+
+def test_events_continue_each_other(log: Log) -> None:
+    live = log.ask("GET", offset=START, live="sse")
+    first = Event(b"hello", {"streamNextOffset": f"{5:020d}", "upToDate": True})
+    assert log.judge.event(live, first, log.timeline) == ""
+    assert log.judge.event(live, first, log.timeline) != "", "twice"
+    second = Event(b"abc", {"streamNextOffset": f"{8:020d}", "upToDate": True})
+    assert log.judge.event(live, second, log.timeline) != "", "before its commit"
+    append(log, "k2", b"abc")
+    append(log, "k3", b"xyz")
+    assert log.judge.event(live, Event(b"xyz", {"streamNextOffset": f"{11:020d}", "upToDate": True}), log.timeline) != "", "a gap"
+    assert log.judge.event(live, second, log.timeline) == "", "its replica may be one entry behind"
+
+
+def test_events_do_not_go_on_in_another_incarnation(log: Log) -> None:
+    live = log.ask("GET", offset=START, live="sse")
+    assert log.judge.event(live, Event(b"hello", {"streamNextOffset": f"{5:020d}", "upToDate": True}), log.timeline) == ""
+    log.commit(Delete(S, 2))
+    log.ask("PUT", "c2", data=b"hello")
+    log.commit(Create(S, "text/plain; try=c2", 2, body=b"hello"))
+    append(log, "k3", b"abc")
+    assert log.judge.event(live, Event(b"abc", {"streamNextOffset": f"{8:020d}", "upToDate": True}), log.timeline) != ""
+
+
+def test_a_listing_is_complete(log: Log) -> None:
+    listing = Exchange(9, "LIST", "", lows={1: log.timeline.count})
+    body = {"streams": [{"name": S}], "more": False}
+    assert log.says(listing, 200, {}, json.dumps(body).encode()) == ""
+    assert "not listed" in log.says(listing, 200, {}, b'{"streams": [], "more": false}')
+    assert "never were" in log.says(listing, 200, {}, json.dumps({"streams": [{"name": S}, {"name": "z"}], "more": False}).encode())
+
+
+def test_a_window_ends_by_the_clock_of_the_log() -> None:
+    log = Log()
+    log.ask("PUT", "c1")
+    log.commit(Create(S, TYPE, 1_000, ttl_s=1))
+    assert log.says(log.ask("HEAD"), 404) != ""
+    log.commit(Delete("_default/other", 2_125))
+    assert log.says(log.ask("HEAD"), 404) == ""
+
+
+@pytest.mark.parametrize(
+    "raw", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nab", b"HTTP/1.1 204 No Content\r\n\r\nab", b"HTTP/1.1 200 OK\r\nA: b\r\nA: b\r\n\r\n", b"x"]
+)
+def test_a_malformed_response_is_noticed(raw: bytes) -> None:
+    with pytest.raises((Malformed, KeyError, ValueError)):
+        parse_response(raw)
+
+
+def test_an_event_stream_is_decoded() -> None:
+    events = EventStream()
+    text = b'event: data\ndata:a\ndata:  b\n\nevent: control\ndata:{"streamNextOffset":"1"}\n\n'
+    assert events.feed(b"%x\r\n%b\r\n3\r\n:\n\n\r\n" % (len(text), text), is_text=True) == [Event(b"a\n b", {"streamNextOffset": "1"})]
+    assert events.feed(b"0\r\n\r\n", is_text=True) == [] and events.ended
+    with pytest.raises(Malformed):
+        events.feed(b"3\r\n:\n\n\r\n", is_text=True)
+    with pytest.raises(Malformed):
+        EventStream().feed(b"10\r\nevent: data\ndata\n\r\n", is_text=True)

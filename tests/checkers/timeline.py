@@ -1,0 +1,148 @@
+"""What a group's committed log makes of its streams: every version of each stream with the position at which it began. The simulator's
+invariants hand us each entry when it is first committed anywhere; answers.py asks what was true when.
+
+A position counts the commands of a group. All that a client may be told while `count` stands at n is a version that began at or before n; and,
+since every request passes the log or a ReadIndex, one that was still valid at or after the count when it arrived. The order of the log is thus the
+order of everything, and each answer can be judged by itself, at once. The states are those of stream_model.py, not of the code under test."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from anabranch_node.core.raft import entry as entries_of
+from anabranch_node.core.stream.commands import Append, Command, Create, Delete, decode_commands
+from anabranch_node.core.stream.results import Result
+from tests.checkers.stream_model import Model, split
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One incarnation of a stream: its content only grows."""
+
+    incarnation: int
+    content_type: str
+    ttl_s: int | None
+    expires_at: str
+    content: bytearray = field(default_factory=bytearray)
+    ends: set[int] = field(default_factory=lambda: {0})
+    """Message boundaries."""
+
+
+class Version(NamedTuple):
+    life: Life | None
+    """None: there is no such stream."""
+    tail: int
+    closed: bool
+
+
+class Done(NamedTuple):
+    """A command that was committed, and what the model says of it."""
+
+    position: int
+    command: Command
+    result: Result
+
+
+NOTHING = Version(None, 0, False)
+
+
+class Timeline:
+    """Of one group."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.model = Model()
+        self.tagged: dict[str, list[Done]] = {}
+        """Appends and creates, by the mark that their sender gave them: one try, one mark."""
+        self.deletes: dict[str, list[Done]] = {}
+        self._index = 0
+        self._positions: dict[str, list[int]] = {}
+        self._versions: dict[str, list[Version]] = {}
+        self._lives: dict[str, Life] = {}
+
+    def add(self, index: int, entry: bytes) -> list[str]:
+        """One committed entry, each once and in order. Answers the marks of the commands in it."""
+        assert index == self._index + 1, (index, self._index)
+        self._index = index
+        if entries_of.version_of(entry) != entries_of.COMMANDS_V1:
+            return []
+        marks = []
+        for place, command in enumerate(decode_commands(entries_of.payload_of(entry))):
+            mark = self._apply(index, place, command)
+            if mark:
+                marks.append(mark)
+        return marks
+
+    def _apply(self, index: int, place: int, command: Command) -> str:
+        self.count += 1
+        result = self.model.apply(index, place, command)
+        self._note(command.stream)
+        for name, life in list(self._lives.items()):  # the group's clock moved: whose time has come?
+            if (life.ttl_s is not None or life.expires_at) and self.model.visible(name) is None:
+                self._note(name)
+        done = Done(self.count, command, result)
+        if isinstance(command, Delete):
+            self.deletes.setdefault(command.stream, []).append(done)
+            return ""
+        mark = mark_of(command)
+        if mark:
+            self.tagged.setdefault(mark, []).append(done)
+        return mark
+
+    def _note(self, name: str) -> None:
+        found = self.model.visible(name)
+        life = self._lives.get(name)
+        if found is None:
+            if life is not None:
+                del self._lives[name]
+                self._add_version(name, NOTHING)
+            return
+        if life is None or life.incarnation != found.incarnation:
+            life = self._lives[name] = Life(found.incarnation, found.content_type, found.ttl_s, found.expires_at)
+        for message in found.messages[len(life.ends) - 1 :]:
+            life.content += message.body
+            life.ends.add(len(life.content))
+        version = Version(life, len(life.content), found.closed)
+        if self.latest(name) != version:
+            self._add_version(name, version)
+
+    def _add_version(self, name: str, version: Version) -> None:
+        self._positions.setdefault(name, []).append(self.count)
+        self._versions.setdefault(name, []).append(version)
+
+    # --- looking in --------------------------------------------------------------------------------------------------------------
+
+    def latest(self, name: str) -> Version:
+        versions = self._versions.get(name)
+        return versions[-1] if versions else NOTHING
+
+    def between(self, name: str, low: int, high: int) -> list[tuple[int, Version]]:
+        """The versions valid at any position of [low, high], each with the first such position."""
+        positions = self._positions.get(name, [])
+        versions = self._versions.get(name, [])
+        first = bisect_right(positions, low) - 1
+        found = [(low, versions[first] if first >= 0 else NOTHING)]
+        for at in range(first + 1, len(positions)):
+            if positions[at] > high:
+                break
+            found.append((positions[at], versions[at]))
+        return found
+
+    def names(self) -> list[str]:
+        """All streams that ever were."""
+        return list(self._versions)
+
+
+def mark_of(command: Command) -> str:
+    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create by a parameter of its content type."""
+    if isinstance(command, Append):
+        return command.key or command.seq or ""
+    if isinstance(command, Create):
+        return command.content_type.partition("; try=")[2]
+    return ""
+
+
+def messages_of(command: Append | Create) -> list[bytes]:
+    return split(command.body, command.lengths)
