@@ -19,6 +19,7 @@ BACK_OFF_S = 0.05
 CONNECT_FAILED = 7
 """curl's exit code when nobody accepted the connection: nothing was sent."""
 QUICK = ("--connect-timeout", "2", "--max-time", "10")
+HEAD = re.compile(rb"HTTP/1\.1 (\d+)[^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 PERSISTENT = ("--retry", "20", "--retry-all-errors", "--retry-delay", "1", "--retry-max-time", "30")
 
 
@@ -34,19 +35,23 @@ def say(told: str, **more: object) -> None:
 
 
 def curl(url: str, *options: str) -> Answer:
-    """Headers and body of the last answer; a request that curl repeats has printed the ones before it too."""
     done = subprocess.run(["curl", "--silent", "--include", *options, url], stdout=subprocess.PIPE, check=False)
-    rest, status, headers = done.stdout, 0, {}
-    while (head := re.match(rb"HTTP/1\.1 (\d+)[^\r]*\r\n(.*?)\r\n\r\n|HTTP/1\.1 (\d+)[^\r]*\r\n\r\n", rest, re.DOTALL)) is not None:
-        status = int(head[1] or head[3])
-        lines = (head[2] or b"").decode("ascii").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        rest = rest[head.end() :]
-        length = int(headers.get("content-length", "0"))
-        if not rest[length:].startswith(b"HTTP/1.1 "):
+    return last_answer(done.returncode, done.stdout)
+
+
+def last_answer(exit_code: int, output: bytes) -> Answer:
+    """A request that curl repeated has printed the answers before the last one too, each with its head and `Content-Length` bytes."""
+    status, headers, body = 0, dict[str, str](), output
+    while (head := HEAD.match(body)) is not None:
+        status = int(head[1])
+        fields = (line.partition(":") for line in head[2].decode("ascii").split("\r\n") if line)
+        headers = {name.lower(): value.strip() for name, _, value in fields}
+        body = body[head.end() :]
+        after = body[int(headers.get("content-length", "0")) :]
+        if not after.startswith(b"HTTP/1.1 "):
             break
-        rest = rest[length:]
-    return Answer(done.returncode, status, headers, rest)
+        body = after
+    return Answer(exit_code, status, headers, body)
 
 
 def stdin_end() -> threading.Event:

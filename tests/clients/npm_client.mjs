@@ -10,6 +10,8 @@ import { setTimeout as pause } from "node:timers/promises"
 const CONTENT_TYPE = "application/json"
 const PACE_MS = 20
 const BACK_OFF_MS = 50
+// Batches that wait behind the five on their way. append() never waits, so without this the rest to flush would grow while nobody leads.
+const IN_FLIGHT_MAX = 10
 // The library's own default grows to a minute; a failover here takes seconds.
 const BACK_OFF = { initialDelay: 50, maxDelay: 500, multiplier: 1.3 }
 
@@ -72,6 +74,7 @@ async function produce() {
   const producer = new IdempotentProducer(handle, `npm-${process.pid}`, { fetch: answering, maxInFlight: 5, lingerMs: 5, onError })
   let n = 0
   for (; !ended; n++) {
+    while (producer.inFlightCount > IN_FLIGHT_MAX && !ended) await pause(PACE_MS)
     producer.append(message(n))
     say("handed", { n })
     await pause(PACE_MS / 2)

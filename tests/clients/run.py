@@ -10,7 +10,6 @@ import json
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from tests.process.cluster import Cluster, ClusterFailed, Node
 from tests.process.spreader import Spreader
 
 HERE = Path(__file__).resolve().parent
-POLL_S = 0.02
+POLL_S = 0.05
 STEP_TIMEOUT_S = 20.0
 """For each step. A failover takes about 2 s; two busy cores may take several times that, and a lost wake-up takes forever."""
 MESSAGES_PER_PHASE = 20
@@ -114,32 +113,37 @@ def until(what: str, condition: Callable[[], bool], timeout_s: float = STEP_TIME
     return time.monotonic() - started
 
 
-def leader_of(cluster: Cluster, group: int) -> Node | None:
-    """The living node that says it leads the group; with two claims, that of the higher term."""
-    claims: list[tuple[int, str]] = []
+def leaders(cluster: Cluster) -> dict[int, Node]:
+    """group -> the living node that says it leads; with two claims, that of the higher term."""
+    found: dict[int, tuple[int, Node]] = {}
     for node in cluster.living():
         for each in node.status(1.0).get("groups", []):
-            if int(each["group"]) == group and each["role"] == "leader":
-                claims.append((int(each["term"]), node.name))
-    return next((node for node in cluster.nodes if claims and node.name == max(claims)[1]), None)
+            group, term = int(each["group"]), int(each["term"])
+            if each["role"] == "leader" and (group not in found or term > found[group][0]):
+                found[group] = (term, node)
+    return {group: node for group, (_, node) in found.items()}
 
 
-def ask_to_lead(cluster: Cluster, victim: Node, group: int) -> None:
-    """All groups of a scenario are to die with one node: their leaders hand over to it. Returns when it leads."""
+def ask_to_lead(cluster: Cluster, victim: Node, groups: list[int]) -> None:
+    """All streams of a scenario are to lose their leader with one node: the leaders of their groups hand over to it. Returns when it leads."""
     victim_id = int(victim.status()["node"]["node_id"])
 
     def leads() -> bool:
-        leader = leader_of(cluster, group)
-        if leader is not None and leader is not victim:
-            body = json.dumps({"to_node": victim_id}).encode()
-            request = urllib.request.Request(
-                f"http://{leader.admin}/admin/v1/groups/{group}/transfer", body, {"Content-Type": "application/json"}, method="POST"
-            )
-            with contextlib.suppress(OSError, urllib.error.HTTPError):
-                urllib.request.urlopen(request, timeout=2).close()
-        return leader is victim
+        now = leaders(cluster)
+        for group in groups:
+            if group in now and now[group] is not victim:
+                transfer(now[group], group, victim_id)
+        return all(now.get(group) is victim for group in groups)
 
-    until(f"{victim.name} leads group {group}", leads)
+    until(f"{victim.name} leads groups {groups}", leads)
+
+
+def transfer(leader: Node, group: int, to_node: int) -> None:
+    body = json.dumps({"to_node": to_node}).encode()
+    url = f"http://{leader.admin}/admin/v1/groups/{group}/transfer"
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+    with contextlib.suppress(OSError):  # it may lead no longer; whoever asked looks again
+        urllib.request.urlopen(request, timeout=2).close()
 
 
 # --- one scenario -------------------------------------------------------------------------------------------------------------------------
@@ -159,10 +163,9 @@ class Run:
         with self.stack:
             try:
                 self.create()
-                victim = leader_of(self.cluster, self.legs[0].group) or self.cluster.nodes[0]
+                victim = leaders(self.cluster).get(self.legs[0].group, self.cluster.nodes[0])
                 if self.scenario.live:
-                    for leg in self.legs:
-                        ask_to_lead(self.cluster, victim, leg.group)
+                    ask_to_lead(self.cluster, victim, [leg.group for leg in self.legs])
                 writer_node, tail_node = (node for node in self.cluster.nodes if node is not victim)
                 for leg in self.legs:
                     self.start_tail(leg, victim, tail_node)
@@ -236,7 +239,8 @@ class Run:
 
     def kill_and_restart(self, victim: Node) -> None:
         survivors = [node for node in self.cluster.nodes if node is not victim]
-        led = [leg for leg in self.legs if leader_of(self.cluster, leg.group) is victim]
+        before = leaders(self.cluster)
+        led = [leg for leg in self.legs if before.get(leg.group) is victim]
         if not led:
             raise ClusterFailed(f"{victim.name} leads none of the streams any more: a kill would show nothing")
         connections = {leg.stream: leg.tail_spreader.connections for leg in self.legs if leg.tail_spreader is not None}
@@ -245,15 +249,15 @@ class Run:
         for leg in self.legs:
             if leg.tail_spreader is not None:
                 leg.tail_spreader.addresses = [victim.client, *(node.client for node in survivors)]
-        for leg in self.legs:
-            until(f"a new leader for group {leg.group}", lambda leg=leg: leader_of(self.cluster, leg.group) is not None)  # type: ignore[misc]
-        leg_notes = f"new leader {time.monotonic() - struck:.1f} s after the kill"
+        groups = {leg.group for leg in self.legs}
+        until("new leaders", lambda: groups <= leaders(self.cluster).keys())
+        note = f"new leader {time.monotonic() - struck:.1f} s after the kill"
         self.reach("while the killed node is down", MESSAGES_PER_PHASE)
         self.cluster.restart(victim)
         self.cluster.wait_ready(victim)
         self.reach("after the restart", MESSAGES_PER_PHASE)
         for leg in self.legs:
-            leg.notes.append(leg_notes if leg in led else "was not led by the killed node")
+            leg.notes.append(note if leg in led else "was not led by the killed node")
             if leg.tail_spreader is not None and leg.tail_spreader.connections <= connections[leg.stream]:
                 leg.wrong.append("the tail never connected again, so it was not on the killed node: the test shows nothing")
 
