@@ -1,4 +1,4 @@
-"""curl as a client: python curl_client.py create|write|produce|tail|read URL [sse|long-poll]. Every request is one curl process.
+"""curl as a client: curl_client.py write|produce URL, tail URL sse|long-poll, create|read URL... Every request is one curl process.
 
 Before us: run.py, which starts us and reads one JSON object per line (program.py tells their meaning). Writers end when stdin ends. This is what
 a shell script could do: curl's exit code and the status say what happened, the headers or the control event say where to go on. The stream is
@@ -65,11 +65,12 @@ def stdin_end() -> threading.Event:
     return ended
 
 
-def create(url: str) -> None:
-    answer = curl(url, *QUICK, "--request", "PUT", "--header", f"Content-Type: {CONTENT_TYPE}")
-    if answer.status not in (200, 201):
-        raise RuntimeError(answer)
-    say("created")
+def create(*urls: str) -> None:
+    for url, expected in zip(urls, (201, 200), strict=True):
+        answer = curl(url, *QUICK, "--request", "PUT", "--header", f"Content-Type: {CONTENT_TYPE}")
+        if answer.status != expected:
+            raise RuntimeError(answer)
+        say("created")
 
 
 def append(url: str, n: int, *options: str) -> Answer:
@@ -174,7 +175,12 @@ def tail_sse(url: str, offset: str) -> tuple[str, str]:
     return offset, f"curl ended with {process.returncode}"
 
 
-def read(url: str) -> None:
+def read(*urls: str) -> None:
+    for url in urls:
+        say("content", ns=numbers(whole(url)))
+
+
+def whole(url: str) -> str:
     text, offset = "", "-1"
     while True:
         answer = curl(f"{url}?offset={offset}", *QUICK, *PERSISTENT)
@@ -182,8 +188,7 @@ def read(url: str) -> None:
             raise RuntimeError(answer)
         text, offset = text + answer.body.decode(), answer.headers["stream-next-offset"]
         if answer.headers.get("stream-up-to-date") == "true":
-            say("content", ns=numbers(text))
-            return
+            return text
 
 
 if __name__ == "__main__":

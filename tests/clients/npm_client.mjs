@@ -1,4 +1,4 @@
-// The npm client @durable-streams/client as a program: node npm_client.mjs create|write|produce|tail|read URL [sse|long-poll]
+// The npm client @durable-streams/client as a program: node npm_client.mjs write|produce URL, tail URL sse|long-poll, create|read URL...
 //
 // Before us: run.py, which starts us and reads one JSON object per line (program.py tells their meaning). Writers end when stdin ends.
 // What the library leaves to its user is done here and nothing more: a tail goes on at the last offset it was given, and the producer gets a
@@ -15,7 +15,8 @@ const IN_FLIGHT_MAX = 10
 // The library's own default grows to a minute; a failover here takes seconds.
 const BACK_OFF = { initialDelay: 50, maxDelay: 500, multiplier: 1.3 }
 
-const [role, url, live] = process.argv.slice(2)
+const [role, ...urls] = process.argv.slice(2)
+const [url, live] = urls
 const say = (told, more = {}) => process.stdout.write(JSON.stringify({ told, ...more }) + "\n")
 const message = (n) => JSON.stringify({ n, text: `message ${n} \u00e9\u{1f30a}` })
 
@@ -23,8 +24,10 @@ let ended = false
 const untilStdinEnds = () => process.stdin.on("end", () => (ended = true)).resume()
 
 async function create() {
-  await DurableStream.create({ url, contentType: CONTENT_TYPE })
-  say("created")
+  for (const url of urls) {
+    await DurableStream.create({ url, contentType: CONTENT_TYPE })
+    say("created")
+  }
 }
 
 // Appends without a producer. The library would repeat a 503 or a broken connection by itself, and could so append twice: maxRetries 0 shows
@@ -107,8 +110,10 @@ async function tail() {
 }
 
 async function read() {
-  const response = await stream({ url, offset: "-1", live: false, backoffOptions: BACK_OFF })
-  say("content", { ns: (await response.json()).map((each) => each.n) })
+  for (const url of urls) {
+    const response = await stream({ url, offset: "-1", live: false, backoffOptions: BACK_OFF })
+    say("content", { ns: (await response.json()).map((each) => each.n) })
+  }
 }
 
 if (role === "write" || role === "produce") untilStdinEnds()

@@ -1,4 +1,4 @@
-"""The PyPI client `durable-streams` as a program: python pypi_client.py create|write|produce|tail|read URL [sse|long-poll]
+"""The PyPI client `durable-streams` as a program: pypi_client.py write|produce URL, tail URL sse|long-poll, create|read URL...
 
 Before us: run.py, which starts us in client_venv.py's environment and reads one JSON object per line (program.py tells their meaning). Writers end
 when stdin ends. What the library leaves to its user is done here and nothing more: it repeats nothing by itself, so a tail goes on at the last
@@ -41,9 +41,10 @@ def stdin_end() -> threading.Event:
     return ended
 
 
-def create(url: str) -> None:
-    DurableStream.create(url, content_type=CONTENT_TYPE).close()
-    say("created")
+def create(*urls: str) -> None:
+    for url in urls:
+        DurableStream.create(url, content_type=CONTENT_TYPE).close()
+        say("created")
 
 
 def outcome(error: Exception) -> tuple[str, str]:
@@ -124,9 +125,10 @@ def seen(event: Any) -> str:
     return str(event.next_offset)
 
 
-def read(url: str) -> None:
-    with stream(url, offset="-1", live=False, timeout=TIMEOUT) as response:
-        say("content", ns=[each["n"] for each in response.read_json()])
+def read(*urls: str) -> None:
+    for url in urls:
+        with stream(url, offset="-1", live=False, timeout=TIMEOUT) as response:
+            say("content", ns=[each["n"] for each in response.read_json()])
 
 
 if __name__ == "__main__":

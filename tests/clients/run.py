@@ -6,6 +6,7 @@ one kill serves them all. Not here: what counts as wrong (verdict.py), many faul
 
 import argparse
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -40,8 +41,8 @@ class Client:
     version: str
     command: list[str]
 
-    def program(self, role: str, url: str, *more: str) -> Program:
-        return Program([*self.command, role, url, *more])
+    def program(self, role: str, *arguments: str) -> Program:
+        return Program([*self.command, role, *arguments])
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,11 @@ class Leg:
     client: Client
     stream: str
     group: int
-    started: float = field(default_factory=time.monotonic)
     wrong: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     content: list[int] = field(default_factory=list)
     goal: int = 0
     """How many messages the tail must have seen before the next step."""
-    elapsed_s: float = 0.0
     writer: Program = field(init=False)
     tail: Program | None = None
     programs: list[Program] = field(default_factory=list)
@@ -157,45 +156,56 @@ class Run:
         names = {client.name: f"clients-{serial}-{client.name.rpartition('/')[2]}" for client in clients}
         self.legs = [Leg(client, names[client.name], group_of("_default", names[client.name], group_count)) for client in clients]
         self.stack = ExitStack()
+        self.steps: list[tuple[str, float]] = [("", time.monotonic())]
 
     def run(self) -> None:
         """Fills each leg's `wrong`."""
         with self.stack:
             try:
                 self.create()
+                self.step("create")
                 victim = leaders(self.cluster).get(self.legs[0].group, self.cluster.nodes[0])
-                if self.scenario.live:
-                    ask_to_lead(self.cluster, victim, [leg.group for leg in self.legs])
                 writer_node, tail_node = (node for node in self.cluster.nodes if node is not victim)
                 for leg in self.legs:
                     self.start_tail(leg, victim, tail_node)
-                self.each("the tail is live", lambda leg: leg.tail is None or bool(leg.tail.all("live")))
-                for leg in self.legs:
                     self.start_writer(leg, victim, writer_node)
+                if self.scenario.live:
+                    ask_to_lead(self.cluster, victim, [leg.group for leg in self.legs])
+                self.each("the tail is live", lambda leg: leg.tail is None or bool(leg.tail.all("live")))
+                self.step("start")
                 self.reach("before the kill", MESSAGES_PER_PHASE)
+                self.step("write")
                 if self.scenario.live:
                     self.kill_and_restart(victim)
-                self.finish(writer_node, tail_node, victim)
+                self.finish()
+                self.step("finish")
             except ClusterFailed as failure:
                 for leg in self.legs:
                     leg.wrong.append(str(failure))
-        for leg in self.legs:
-            leg.elapsed_s = leg.elapsed_s or time.monotonic() - leg.started
+
+    def step(self, name: str) -> None:
+        self.steps.append((name, time.monotonic()))
+
+    def shown_steps(self) -> str:
+        return ", ".join(f"{name} {after - before:.1f} s" for (_, before), (name, after) in itertools.pairwise(self.steps))
 
     def create(self) -> None:
         """Twice, by way of two nodes: the second time it is there already, and that is no error."""
-        for node in self.cluster.nodes[:2]:
-            for leg, program in self.short("create", node):
-                if not program.all("created"):
-                    leg.wrong.append("the stream was not created")
+        nodes = self.cluster.nodes[:2]
+        for leg, program in self.short("create", nodes):
+            if len(program.all("created")) != len(nodes) and not leg.wrong:
+                leg.wrong.append("the stream was not created")
 
-    def short(self, role: str, node: Node) -> list[tuple[Leg, Program]]:
-        """A program of every client at once, until they have ended."""
+    def short(self, role: str, nodes: list[Node]) -> list[tuple[Leg, Program]]:
+        """A program of every client at once, which does its work on one node after the other and ends."""
         with ExitStack() as programs:
-            started = [(leg, programs.enter_context(leg.client.program(role, leg.url(node.base_url)))) for leg in self.legs if not leg.wrong]
+            started = []
+            for leg in self.legs:
+                if not leg.wrong:
+                    started.append((leg, programs.enter_context(leg.client.program(role, *(leg.url(node.base_url) for node in nodes)))))
             for leg, program in started:
-                until(f"{leg.client.name} {role} on {node.name}", program.is_over)
-                leg.wrong += [f"{role} on {node.name}: {problem}" for problem in program.problems()]
+                until(f"the end of {role} by {leg.client.name}", program.is_over)
+                leg.wrong += [f"{role}: {problem}" for problem in program.problems()]
         return started
 
     def start_tail(self, leg: Leg, victim: Node, tail_node: Node) -> None:
@@ -239,46 +249,49 @@ class Run:
 
     def kill_and_restart(self, victim: Node) -> None:
         survivors = [node for node in self.cluster.nodes if node is not victim]
-        before = leaders(self.cluster)
-        led = [leg for leg in self.legs if before.get(leg.group) is victim]
-        if not led:
-            raise ClusterFailed(f"{victim.name} leads none of the streams any more: a kill would show nothing")
         connections = {leg.stream: leg.tail_spreader.connections for leg in self.legs if leg.tail_spreader is not None}
+        groups = [leg.group for leg in self.legs]
+        ask_to_lead(self.cluster, victim, groups)  # on busy cores leadership may have moved since, and then the kill would show nothing
         self.cluster.kill(victim)
         struck = time.monotonic()
         for leg in self.legs:
             if leg.tail_spreader is not None:
                 leg.tail_spreader.addresses = [victim.client, *(node.client for node in survivors)]
-        groups = {leg.group for leg in self.legs}
-        until("new leaders", lambda: groups <= leaders(self.cluster).keys())
+        until("new leaders", lambda: set(groups) <= leaders(self.cluster).keys())
         note = f"new leader {time.monotonic() - struck:.1f} s after the kill"
+        self.step("kill")
         self.reach("while the killed node is down", MESSAGES_PER_PHASE)
+        self.step("write")
         self.cluster.restart(victim)
         self.cluster.wait_ready(victim)
+        self.step("restart")
         self.reach("after the restart", MESSAGES_PER_PHASE)
+        self.step("write")
         for leg in self.legs:
-            leg.notes.append(note if leg in led else "was not led by the killed node")
+            leg.notes.append(note)
             if leg.tail_spreader is not None and leg.tail_spreader.connections <= connections[leg.stream]:
                 leg.wrong.append("the tail never connected again, so it was not on the killed node: the test shows nothing")
 
-    def finish(self, writer_node: Node, tail_node: Node, victim: Node) -> None:
+    def finish(self) -> None:
         for leg in self.legs:
             leg.writer.ask_to_end()
         self.each("the writer's end", lambda leg: leg.writer.is_over() and bool(leg.writer.all("done")))
-        self.catch_up(writer_node, tail_node, victim)
+        self.catch_up(self.cluster.nodes)
         self.each("the tail's last message", lambda leg: leg.tail is None or leg.seen() >= len(leg.content))
         for leg in self.legs:
             if not leg.wrong:
                 judge(leg, self.scenario)
-            leg.elapsed_s = time.monotonic() - leg.started
 
-    def catch_up(self, first: Node, *others: Node) -> None:
-        """The whole stream from each node, the restarted one too: they must agree. The first is the one just written through, or its neighbour."""
-        for leg, program in self.short("read", first):
-            leg.content = program.messages()
-        for node in others:
-            for leg, program in self.short("read", node):
-                leg.wrong += verdict.of_reader(f"a read from {node.name}", program.messages(), leg.content)
+    def catch_up(self, nodes: list[Node]) -> None:
+        """The whole stream from each node, the restarted one too: they must agree."""
+        for leg, program in self.short("read", nodes):
+            contents = [[int(n) for n in said["ns"]] for said in program.all("content")]
+            if len(contents) != len(nodes):
+                leg.wrong.append(f"{len(contents)} of {len(nodes)} reads were answered")
+                continue
+            leg.content = contents[0]
+            for node, content in zip(nodes, contents, strict=True):
+                leg.wrong += verdict.of_reader(f"a read from {node.name}", content, leg.content)
 
 
 def judge(leg: Leg, scenario: Scenario) -> None:
@@ -337,9 +350,12 @@ def main() -> int:
         for serial, scenario in enumerate([each for each in SCENARIOS if options.scenario in each.name] * options.repeat):
             run = Run(cluster, scenario, clients, serial)
             run.run()
+            elapsed_s = time.monotonic() - run.steps[0][1]
+            if options.verbose:
+                print(f"{scenario.name}: {run.shown_steps()}")
             for leg in run.legs:
                 result = "FAILED" if leg.wrong else f"ok, {len(leg.content)} messages"
-                print(f"{leg.client.name}: {scenario.name}: {'; '.join([result, *leg.notes])}; {leg.elapsed_s:.1f} s", flush=True)
+                print(f"{leg.client.name}: {scenario.name}: {'; '.join([result, *leg.notes])}; {elapsed_s:.1f} s", flush=True)
                 for each in leg.wrong[:WRONG_SHOWN_MAX]:
                     print(f"    {each}", flush=True)
                 for each, count in leg.reasons().items() if options.verbose else ():
