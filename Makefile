@@ -73,6 +73,10 @@ scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expec
 bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
 	@$(PY) -m tests.bench.run
 
+.PHONY: clients
+clients: $(STAMP) ## npm, PyPI and curl clients against three real nodes whose leader is killed: nothing lost, nothing twice
+	$(STAGE) clients 240 $(PY) -m tests.clients.run
+
 .PHONY: venv
 venv: $(STAMP) ## only set up the virtual environment
 

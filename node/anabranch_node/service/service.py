@@ -184,7 +184,7 @@ class Service:
                     life.sent = True
                     self.host.propose(self._now_ms, life.token, life.group, life.payload)
                     return
-            elif place is None and raft.leader:
+            elif place is None and raft.leader and not raft.leader_lost:  # sent into a broken connection, it would be unknown for nothing
                 place = self.host.place_of(raft.leader)
         elif place is None and self.routing is not None:
             place = self.routing.place(life.group, life.tries)
