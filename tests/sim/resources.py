@@ -42,8 +42,8 @@ def _waiting_in(group: Group) -> str:
     snapshots = group.snapshots
     if group.fenced:
         return f"is fenced and nobody replaced it: {group.fenced}"
-    if group.waiters or group._queue:
-        return f"{len(group.waiters)} waiters and {len(group._queue)} queued commands"
+    if group.waiters or group._tokens:
+        return f"{len(group.waiters)} waiters and {len(group._tokens)} queued commands"
     if group._reads or group._confirmed:
         return f"{len(group._reads)} reads, {len(group._confirmed)} of them confirmed"
     if snapshots.sending:
