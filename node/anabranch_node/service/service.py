@@ -328,6 +328,7 @@ class Service:
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
+            life.sent = True
             self._events.append(Propose(life.token, life.group, payload))
         else:
             self._events.append(Read(life.token, life.group, payload))
