@@ -57,7 +57,8 @@ class Forwarding:
     def __init__(self, host: Host, meta: Codec) -> None:
         self._host = host
         self._codecs = (STREAMS, meta)
-        self._counter = 0
+        # Numbers of an earlier start never come again: its answers may still be on their way to us.
+        self._counter = host.boot << 40
         self._asked: dict[int, _Asked] = {}
 
     def _codec(self, group: int) -> Codec:

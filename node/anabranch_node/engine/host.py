@@ -82,7 +82,7 @@ class Host:
         """For the simulator: sees each dirty group at the end of a turn, while its effects are still in its lists."""
         self._kinds = (kind, meta_kind or kind)
         self._rng = rng
-        self._boot = boot
+        self.boot = boot
         self._wal = wal
         self._outbox = Outbox(me)
         self.clocks = Clocks()
@@ -183,7 +183,7 @@ class Host:
             self._out.append(SnapshotsDelete(found.group, found.replica, key))
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
-        raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
+        raft = Raft(replica, self.options.raft, self._rng, self.boot, hard, mark, entries, self._ticks)
         added = Group(group, raft, self._kind_of(group), machine, self.options.group, self.me.cluster_id, self._slots)
         self.groups[group] = added
         self._dirty[group] = added
