@@ -167,11 +167,11 @@ class LiveReaders:
     def wake(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         """After every step of the host: serve the readers of streams that changed."""
         for group_id, watched in self._watched.items():
+            again = self._again.pop(group_id, None)  # also if nobody is left: what stays in there asks for another turn
             group = self._host.groups.get(group_id)
             if group is None or not watched:
                 continue
             machine = group.machine
-            again = self._again.pop(group_id, None)
             if machine.watched is not watched:  # another machine: a snapshot was installed
                 machine.watched = watched
                 streams = list(watched)
