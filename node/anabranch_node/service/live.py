@@ -65,6 +65,8 @@ class LiveReaders:
         self._pieces: deque[_Piece] = deque()
         self._again: dict[int, set[str]] = {}  # woken, and more to read than one response holds
         self.streaming: dict[int, Life] = {}
+        self.ended: list[int] = []
+        """SSE responses that came to their end here; service.py forgets them."""
 
     @property
     def count(self) -> int:
@@ -142,6 +144,7 @@ class LiveReaders:
 
     def _end(self, life: Life, out: list[Any]) -> None:
         self.remove(life)
+        self.ended.append(life.token)
         self._pieces.append(_Piece(True, [life.token], sse.END))
 
     def end_one(self, life: Life, out: list[Any]) -> None:
@@ -210,6 +213,7 @@ class LiveReaders:
                 self._pieces.append(_Piece(False, tokens, sse.event(result, sse.cursor_for("", now_ms))))
                 if result.closed:
                     self._pieces.append(_Piece(True, tokens, sse.END))
+                    self.ended.extend(tokens)
                 for life in moved:
                     self.remove(life)
                     if not result.closed:

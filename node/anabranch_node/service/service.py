@@ -91,6 +91,10 @@ class Service:
             if not self._events:
                 break
         more = self.live.fan_out(self._out)
+        if self.live.ended:
+            for token in self.live.ended:
+                self._lives.pop(token, None)
+            self.live.ended.clear()
         out, self._out = self._out, []
         out.extend(self.host.frames())
         if more:
