@@ -76,6 +76,8 @@ class LiveReaders:
 
     def wait(self, life: Life, at: ReadSlice, now_ms: int) -> None:
         life.slice = at
+        # From here on it asks from where it waits: the tail that "now" means at the last look may be a later one.
+        life.payload = msgspec.structs.replace(life.payload, offset=at.next_offset)
         self._register(life, at.next_offset)
         self._polls.append((now_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
 

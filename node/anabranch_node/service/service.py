@@ -295,6 +295,7 @@ class Service:
         """live.py: a long-poll has something to say, or its stream is gone. None: it timed out."""
         if result is None:
             life.stage = Stage.LAST_LOOK
+            life.last_look = True
             life.deadline_ms = self._deadline()
             self._deadlines.append((life.deadline_ms, life.token))
             self._send(life)
@@ -358,7 +359,7 @@ class Service:
             parked, self._parked = self._parked, []
             for life in parked:
                 if self._lives.get(life.token) is life:
-                    life.stage = Stage.ASKED
+                    life.stage = Stage.LAST_LOOK if life.last_look else Stage.ASKED
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
 
