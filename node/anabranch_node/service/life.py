@@ -51,3 +51,5 @@ class Life(Struct, gc=False):
     """A long-poll whose time is over: wherever its last look is answered, it does not wait again."""
     remote: bool = False
     """A live read of a group that has no replica here."""
+    poll_until_ms: int = 0
+    """Such a long-poll: how long it goes on asking the other node, a few seconds at a time."""

@@ -166,6 +166,7 @@ class Service:
         life.hint = None
         if group is not None and not group.fenced:
             if not life.write:
+                life.remote = False
                 self._events.append(Read(life.token, life.group, life.payload))
                 return
             raft = group.raft
@@ -273,11 +274,27 @@ class Service:
                 self._send(life)
             return True
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
-        if waits and not life.remote and not slice.data and not slice.closed and slice.up_to_date:
+        if waits and not slice.data and not slice.closed and slice.up_to_date:
+            if life.remote:
+                return self._poll_elsewhere(life, slice)
             life.stage = Stage.WAITING
             self.live.wait(life, slice, self._now_ms)
             return True
         return False
+
+    def _poll_elsewhere(self, life: Life, slice: ReadSlice) -> bool:
+        """A long-poll at the tail of a stream that another node holds: let that node wait. False: its time is over."""
+        life.poll_until_ms = life.poll_until_ms or self._now_ms + self.options.live.long_poll_timeout_ms
+        left_ms = life.poll_until_ms - self._now_ms
+        if left_ms <= 0:
+            return False
+        # Not longer than half of what an answer may take: silence is still told from waiting.
+        life.wait_ms = min(left_ms, self.options.request_timeout_ms // 2)
+        life.payload = msgspec.structs.replace(life.payload, offset=slice.next_offset)
+        life.deadline_ms = self._deadline()
+        self._deadlines.append((life.deadline_ms, life.token))
+        self._send(life)
+        return True
 
     def _send_touch(self, life: Life, touch: Life) -> None:
         """The read's token now waits for its Touch. No leader: the read is answered all the same; it is only not counted as activity."""
