@@ -255,6 +255,7 @@ class Service:
             and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
             and (request is None or request.kind is Kind.READ)
             and not life.remote
+            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
         ):
             life.stage, life.slice = Stage.TOUCHING, slice
             touch = Life(life.token, life.group, True, Touch(life.payload.stream, slice.incarnation, 0), life.deadline_ms)
