@@ -13,6 +13,7 @@ from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeIn
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.core.stream.machine import StreamMachine
+from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
@@ -108,7 +109,7 @@ class World:
         return True
 
     def dropped(self, effect: fx.SendFrame) -> FramesDropped:
-        return FramesDropped(effect.node)
+        return FramesDropped(effect.node, envelope.requests_in(effect.data))
 
     def release(self) -> None:
         self.wire.extend(self.held)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from anabranch_node.core import errors
-from anabranch_node.core.errors import OutcomeUnknown, ReadUnavailable
+from anabranch_node.core.errors import NotLeading, OutcomeUnknown, ReadUnavailable
 from anabranch_node.core.stream import commands, queries, results
 from anabranch_node.engine.host import Host
 from anabranch_node.engine.letters import Forward, ForwardAnswer
@@ -93,6 +93,11 @@ class Forwarding:
         """The connection to that node broke: what it was asked, with the honest answer."""
         gone = [number for number, asked in self._asked.items() if asked.node == node]
         return [(asked.token, _silence(asked)) for asked in map(self._asked.pop, gone)]
+
+    def unsent(self, requests: list[int]) -> list[tuple[int, Any]]:
+        """These never left this node."""
+        asked = [self._asked.pop(number) for number in requests if number in self._asked]
+        return [(one.token, NotLeading(0) if one.write else ReadUnavailable()) for one in asked]
 
     def forget(self, token: int) -> None:
         """Its deadline passed."""

@@ -67,7 +67,7 @@ class Service:
             EndLive: lambda _: self.live.end_all(self._out, self._finish_poll),
             fx.Tick: self._on_tick,
             fx.PeerLost: self._on_peer_lost,
-            FramesDropped: lambda event: self._on_silence(event.node),
+            FramesDropped: self._on_dropped,
         }
 
     @property
@@ -358,10 +358,11 @@ class Service:
 
     def _on_peer_lost(self, event: fx.PeerLost) -> None:
         self._events.append(event)
-        self._on_silence(event.node)
+        for token, result in self.forwarding.lost(event.node):
+            self._answered(token, result)
 
-    def _on_silence(self, node: int) -> None:
-        for token, result in self.forwarding.lost(node):
+    def _on_dropped(self, event: FramesDropped) -> None:
+        for token, result in self.forwarding.unsent(event.requests):
             self._answered(token, result)
 
     # --- time --------------------------------------------------------------------------------------------------------------------
