@@ -179,6 +179,9 @@ class Service:
                 place = self.host.place_of(raft.leader)
         elif place is None and self.routing is not None:
             place = self.routing.place(life.group, life.tries)
+            if place is not None and place[0] == self.host.me.node_id:
+                life.tries += 1  # ours is out of service
+                place = self.routing.place(life.group, life.tries)
         if place is None or place[0] == self.host.me.node_id:
             life.stage = Stage.PARKED
             self._parked.append(life)
