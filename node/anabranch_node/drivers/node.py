@@ -24,7 +24,7 @@ from anabranch_node.config import NodeConfig, host_and_port
 from anabranch_node.core import effects as fx
 from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.cluster.machine import MetaMachine
-from anabranch_node.core.cluster.results import ClusterInitialized, NodeRegistered
+from anabranch_node.core.cluster.results import ClusterInitialized, NodeRefused, NodeRegistered
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, decode_view, encode_view
 from anabranch_node.core.raft.membership import Configuration
@@ -88,12 +88,19 @@ class JoinRequest(msgspec.Struct, array_like=True):
     admin_address: str
     peer_address: str
     zone: str
+    start_id: int = 0
 
 
 class JoinAnswer(msgspec.Struct, array_like=True):
     node_id: int
     state: str
     view: bytes
+    refusal: str = ""
+    """The cluster knows this data directory and wants nobody to use it."""
+
+
+class RefusedForEver(Exception):
+    """By the meta group, and it will not change its mind."""
 
 
 class Node:
@@ -107,6 +114,7 @@ class Node:
         self._identity: NodeIdentity | None = None
         self._incarnation = 0
         self._boot = 0
+        self._start_id = _draw()
         self._state: NodeState = "uninitialized"
         self._view: ClusterView | None = None
         self._view_saved = -1
@@ -190,6 +198,8 @@ class Node:
     async def _join_through(self, address: str) -> JoinAnswer:
         raw = await self._peers.call(address, "join", msgspec.msgpack.encode(self._join_request()), CALL_TIMEOUT_S)
         answer = msgspec.msgpack.decode(raw, type=JoinAnswer)
+        if answer.refusal:
+            raise RefusedForEver(answer.refusal)
         self._take_view(decode_view(answer.view))
         self._state = "replacing" if answer.state == "replacing" else "active"
         return answer
@@ -197,7 +207,14 @@ class Node:
     def _join_request(self) -> JoinRequest:
         config = self.config
         return JoinRequest(
-            config.name, self._incarnation, self._boot, config.client_advertise, config.admin_advertise, config.peer_advertise, config.zone
+            config.name,
+            self._incarnation,
+            self._boot,
+            config.client_advertise,
+            config.admin_advertise,
+            config.peer_advertise,
+            config.zone,
+            self._start_id,
         )
 
     def _write_identity(self, identity: NodeIdentity) -> None:
@@ -340,6 +357,10 @@ class Node:
             try:
                 await self._register_once()
                 self._registered = True
+            except RefusedForEver as refusal:
+                # Its replicas may have forgotten what they voted for and acknowledged: not one more of either.
+                self._fail(f"the cluster refuses this node: {refusal}")
+                return
             except Exception as error:
                 log.debug("not registered yet: %s", error)
                 await asyncio.sleep(JOIN_RETRY_S)
@@ -353,6 +374,8 @@ class Node:
         assert self._host is not None
         if META_GROUP in self._host.groups:
             result = await self._ask(META_GROUP, True, self._registration(self._join_request()))
+            if isinstance(result, NodeRefused):
+                raise RefusedForEver(result.reason)
             if not isinstance(result, NodeRegistered):
                 raise RuntimeError(str(result))
             if result.node_id != self._host.me.node_id:
@@ -363,6 +386,8 @@ class Node:
             try:
                 await self._join_through(address)
                 return
+            except RefusedForEver:
+                raise
             except Exception as error:
                 log.debug("registration through %s: %s", address, error)
         raise RuntimeError("no peer took the registration")
@@ -389,6 +414,7 @@ class Node:
             peer_address=join.peer_address,
             zone=join.zone,
             now_ms=0,
+            start_id=join.start_id,
         )
 
     async def _on_call(self, method: str, payload: bytes) -> bytes:
@@ -401,6 +427,8 @@ class Node:
             raise RuntimeError(f"unknown call {method}")
         join = msgspec.msgpack.decode(payload, type=JoinRequest)
         result = await self._ask(META_GROUP, True, self._registration(join))
+        if isinstance(result, NodeRefused):
+            return msgspec.msgpack.encode(JoinAnswer(0, "", b"", result.reason))
         if not isinstance(result, NodeRegistered):
             raise RuntimeError(str(result))
         return msgspec.msgpack.encode(JoinAnswer(result.node_id, result.state, encode_view(self._view)))
