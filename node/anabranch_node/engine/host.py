@@ -407,13 +407,20 @@ class Host:
             if self.hot_bytes > self.options.hot_bytes_max and getattr(event.command, "body", None):
                 self._out.append(Answer(event.token, HotFull()))
                 return
+            if group.clock_term != group.raft.term:
+                self._bound_clock(group)  # a leader since the last tick: its clock may be the wrong one
             group.propose(event.token, event.command, self._now_ms - group.clock_ahead_ms, self._out)
 
-    def _keep_time(self, group: Group) -> None:
-        """Once per tick of a leader: see whether the other voters say that our clock runs ahead, and propose what is due."""
+    def _bound_clock(self, group: Group) -> None:
+        """See whether the other voters say that our clock runs ahead."""
         routes = [self._outbox.node_of(replica) for replica in group.raft.config.voters]
         others = [route[0] for route in routes if route is not None and route[0] != self.me.node_id]
         group.clock_ahead_ms = self._now_ms - self.clocks.bounded(self._now_ms, others)
+        group.clock_term = group.raft.term
+
+    def _keep_time(self, group: Group) -> None:
+        """Once per tick of a leader: what its clock is worth, and what is due by it."""
+        self._bound_clock(group)
         for command in group.machine.due(self._now_ms - group.clock_ahead_ms):
             group.propose(NOBODY, command, self._now_ms - group.clock_ahead_ms, self._out)
             self._dirty[group.id] = group
