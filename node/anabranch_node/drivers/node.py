@@ -152,6 +152,8 @@ class Node:
             self._identity = data_dir.read_identity(self._fs, self._root)
             self._incarnation = self._identity.incarnation if self._identity else data_dir.draft_incarnation(self._fs, self._root, _draw)
             self._view = self._load_view()
+            if self._view is not None and (self._identity is None or self._view.cluster_id != self._identity.cluster_id):
+                self._view = None  # of a join that was never finished
             await self._admin.start()
             await self._peers.start(*host_and_port(config.peer_listen))
             if self._identity is None:
@@ -200,7 +202,11 @@ class Node:
         answer = msgspec.msgpack.decode(raw, type=JoinAnswer)
         if answer.refusal:
             raise RefusedForEver(answer.refusal)
-        self._take_view(decode_view(answer.view))
+        view = decode_view(answer.view)
+        if self._identity is not None and self._identity.cluster_id != view.cluster_id:
+            raise RuntimeError(f"{address} belongs to cluster {view.cluster_id}, this node to {self._identity.cluster_id}")
+        if self._view is None or self._identity is None or view.version > self._view.version:
+            self._take_view(view)
         self._state = "replacing" if answer.state == "replacing" else "active"
         return answer
 
