@@ -401,7 +401,7 @@ class Host:
         group = self._serving(event.group, event.token)
         if group is None:
             return
-        if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
+        if self._spare_segments == 0 or (self._free_bytes < self.options.disk_free_min_bytes and _fills_the_disk(event.command)):
             self._out.append(Answer(event.token, DiskFull()))
         else:
             if self.hot_bytes > self.options.hot_bytes_max and getattr(event.command, "body", None):
@@ -574,3 +574,9 @@ class Host:
 
     def leads(self) -> list[int]:
         return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]
+
+
+def _fills_the_disk(command: Any) -> bool:
+    """Creates and appends; not a delete, a touch, a close without a body, or anything of the meta group."""
+    body = getattr(command, "body", None)
+    return body is not None and (bool(body) or not getattr(command, "close", False))
