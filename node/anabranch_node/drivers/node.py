@@ -486,6 +486,11 @@ class Node:
             return False, "not registered with the meta group yet"
         if not self._caught_up:
             return False, "its replicas have not caught up yet"
+        others = [node.node_id for node in self._view.nodes if node.state == "active"] if self._view is not None else []
+        if self._identity is not None and self._identity.node_id in others:
+            others.remove(self._identity.node_id)
+        if others and not any(self._peers.is_connected(other) for other in others):
+            return False, "cut off from all other nodes"
         return True, ""
 
     async def init(self, request: InitRequest) -> InitAnswer:
