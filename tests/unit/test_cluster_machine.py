@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from anabranch_node.core.cluster.commands import Command, InitCluster, PlaceGroups, PlaceMeta, RegisterNode
 from anabranch_node.core.cluster.machine import FIRST_REPLICA, MetaMachine
-from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRegistered, Placed, Result
+from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRefused, NodeRegistered, Placed, Result
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import decode_view, encode_view
 from anabranch_node.core.raft import entry
@@ -42,7 +42,7 @@ def test_a_name_that_an_active_node_holds_makes_the_new_incarnation_wait() -> No
 def test_the_node_that_initialises_is_node_1_and_keeps_its_name() -> None:
     _, results = applied(INIT, register("n1", 10), FIRST, register("renamed", 999, 2))
     assert results[1:3] == [NodeRegistered(2, "active"), NodeRegistered(1, "active")]
-    assert isinstance(results[3], ClusterRefusal) and "keeps its name" in str(results[3])
+    assert isinstance(results[3], NodeRefused) and "keeps its name" in str(results[3])
 
 
 def test_a_boot_number_is_used_once_but_the_same_registration_may_be_repeated() -> None:
@@ -50,7 +50,7 @@ def test_a_boot_number_is_used_once_but_the_same_registration_may_be_repeated() 
         INIT, register("n1", 10, 5), register("n1", 10, 5), register("n1", 10, 5, "b:1"), register("n1", 10, 4), register("n1", 10, 6, "b:1")
     )
     assert results[1] == results[2] == results[5] == NodeRegistered(2, "active")
-    assert isinstance(results[3], ClusterRefusal) and isinstance(results[4], ClusterRefusal)
+    assert isinstance(results[3], NodeRefused) and isinstance(results[4], NodeRefused)
     view = machine.view()
     assert view is not None and [(node.boot, node.client_address) for node in view.nodes] == [(1, "a:1"), (6, "b:1")]
 

@@ -10,7 +10,17 @@ from anabranch_node.core.errors import DiskFull, Fenced, NotHosted, OutcomeUnkno
 from anabranch_node.core.raft import entry, membership
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.messages import Append as AppendMessage
-from anabranch_node.core.raft.messages import AppendAnswer, Heartbeat, HeartbeatAnswer, PreVote, PreVoteAnswer, ReadIndexAnswer, ReadIndexAsk, Vote, VoteAnswer
+from anabranch_node.core.raft.messages import (
+    AppendAnswer,
+    Heartbeat,
+    HeartbeatAnswer,
+    PreVote,
+    PreVoteAnswer,
+    ReadIndexAnswer,
+    ReadIndexAsk,
+    Vote,
+    VoteAnswer,
+)
 from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.core.raft.records import HardState, SnapshotMark
 from anabranch_node.core.stream.commands import Append, Create, Producer

@@ -11,10 +11,14 @@ come at the end of the turn)."""
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from anabranch_node.drivers.http_connection import ClientConnection, ClientCounters, ClientOptions, Shared
 from anabranch_node.web import request as web_request
 from anabranch_node.web.request import Head, Request
+
+_STATUS_AT: Final = len("HTTP/1.1 ")
+_ERRORS_FROM: Final = ord("4")
 
 __all__ = ["ClientCounters", "ClientOptions", "ClientPlane"]
 
@@ -39,7 +43,16 @@ class ClientPlane(Shared):
         """The whole response. An unknown token is that of a client which is gone."""
         connection = self.by_token.pop(token, None)
         if connection is not None:
+            if data[_STATUS_AT] >= _ERRORS_FROM:
+                data = self._named(token, data)
             connection.answer(data, close)
+
+    def _named(self, token: int, data: bytes) -> bytes:
+        """An error says which request it is about, so that a person and the log can speak of the same one."""
+        if data.find(b"\r\nX-Request-Id: ", 0, data.find(b"\r\n\r\n")) >= 0:
+            return data
+        line_end = data.find(b"\r\n") + 2
+        return b"%bX-Request-Id: %b\r\n%b" % (data[:line_end], self.request_id(token).encode(), data[line_end:])
 
     def begin(self, token: int, data: bytes) -> None:
         """The head of a live response, and what there is already."""

@@ -15,6 +15,7 @@ from anabranch_node.drivers.disk_threads import DiskThread, SnapshotPool
 from anabranch_node.drivers.grpc_peer import PeerNet
 from anabranch_node.drivers.http_protocol import ClientPlane
 from anabranch_node.drivers.telemetry import Histogram
+from anabranch_node.engine import envelope
 from anabranch_node.service.effects import Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond, Told
 from anabranch_node.service.service import Service
 from anabranch_node.web.request import Request
@@ -213,7 +214,9 @@ class NodeLoop:
 
     def _send_frame(self, effect: fx.SendFrame) -> None:
         if not self._peers.send(effect.node, effect.bulk, effect.data):
-            self._events.append(FramesDropped(effect.node))  # seen at the next turn, which the tick brings at the latest
+            requests = envelope.requests_in(effect.data)
+            if requests:
+                self._events.append(FramesDropped(effect.node, requests))  # seen at the next turn, which the tick brings at the latest
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
 

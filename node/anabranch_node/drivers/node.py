@@ -24,7 +24,7 @@ from anabranch_node.config import NodeConfig, host_and_port
 from anabranch_node.core import effects as fx
 from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.cluster.machine import MetaMachine
-from anabranch_node.core.cluster.results import ClusterInitialized, NodeRegistered
+from anabranch_node.core.cluster.results import ClusterInitialized, NodeRefused, NodeRegistered
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, decode_view, encode_view
 from anabranch_node.core.raft.membership import Configuration
@@ -88,12 +88,19 @@ class JoinRequest(msgspec.Struct, array_like=True):
     admin_address: str
     peer_address: str
     zone: str
+    start_id: int = 0
 
 
 class JoinAnswer(msgspec.Struct, array_like=True):
     node_id: int
     state: str
     view: bytes
+    refusal: str = ""
+    """The cluster knows this data directory and wants nobody to use it."""
+
+
+class RefusedForEver(Exception):
+    """By the meta group, and it will not change its mind."""
 
 
 class Node:
@@ -107,6 +114,7 @@ class Node:
         self._identity: NodeIdentity | None = None
         self._incarnation = 0
         self._boot = 0
+        self._start_id = _draw()
         self._state: NodeState = "uninitialized"
         self._view: ClusterView | None = None
         self._view_saved = -1
@@ -144,6 +152,8 @@ class Node:
             self._identity = data_dir.read_identity(self._fs, self._root)
             self._incarnation = self._identity.incarnation if self._identity else data_dir.draft_incarnation(self._fs, self._root, _draw)
             self._view = self._load_view()
+            if self._view is not None and (self._identity is None or self._view.cluster_id != self._identity.cluster_id):
+                self._view = None  # of a join that was never finished
             await self._admin.start()
             await self._peers.start(*host_and_port(config.peer_listen))
             if self._identity is None:
@@ -190,14 +200,27 @@ class Node:
     async def _join_through(self, address: str) -> JoinAnswer:
         raw = await self._peers.call(address, "join", msgspec.msgpack.encode(self._join_request()), CALL_TIMEOUT_S)
         answer = msgspec.msgpack.decode(raw, type=JoinAnswer)
-        self._take_view(decode_view(answer.view))
+        if answer.refusal:
+            raise RefusedForEver(answer.refusal)
+        view = decode_view(answer.view)
+        if self._identity is not None and self._identity.cluster_id != view.cluster_id:
+            raise RuntimeError(f"{address} belongs to cluster {view.cluster_id}, this node to {self._identity.cluster_id}")
+        if self._view is None or self._identity is None or view.version > self._view.version:
+            self._take_view(view)
         self._state = "replacing" if answer.state == "replacing" else "active"
         return answer
 
     def _join_request(self) -> JoinRequest:
         config = self.config
         return JoinRequest(
-            config.name, self._incarnation, self._boot, config.client_advertise, config.admin_advertise, config.peer_advertise, config.zone
+            config.name,
+            self._incarnation,
+            self._boot,
+            config.client_advertise,
+            config.admin_advertise,
+            config.peer_advertise,
+            config.zone,
+            self._start_id,
         )
 
     def _write_identity(self, identity: NodeIdentity) -> None:
@@ -339,6 +362,10 @@ class Node:
             try:
                 await self._register_once()
                 self._registered = True
+            except RefusedForEver as refusal:
+                # Its replicas may have forgotten what they voted for and acknowledged: not one more of either.
+                self._fail(f"the cluster refuses this node: {refusal}")
+                return
             except Exception as error:
                 log.debug("not registered yet: %s", error)
                 await asyncio.sleep(JOIN_RETRY_S)
@@ -352,6 +379,8 @@ class Node:
         assert self._host is not None
         if META_GROUP in self._host.groups:
             result = await self._ask(META_GROUP, True, self._registration(self._join_request()))
+            if isinstance(result, NodeRefused):
+                raise RefusedForEver(result.reason)
             if not isinstance(result, NodeRegistered):
                 raise RuntimeError(str(result))
             if result.node_id != self._host.me.node_id:
@@ -362,6 +391,8 @@ class Node:
             try:
                 await self._join_through(address)
                 return
+            except RefusedForEver:
+                raise
             except Exception as error:
                 log.debug("registration through %s: %s", address, error)
         raise RuntimeError("no peer took the registration")
@@ -388,6 +419,7 @@ class Node:
             peer_address=join.peer_address,
             zone=join.zone,
             now_ms=0,
+            start_id=join.start_id,
         )
 
     async def _on_call(self, method: str, payload: bytes) -> bytes:
@@ -400,6 +432,8 @@ class Node:
             raise RuntimeError(f"unknown call {method}")
         join = msgspec.msgpack.decode(payload, type=JoinRequest)
         result = await self._ask(META_GROUP, True, self._registration(join))
+        if isinstance(result, NodeRefused):
+            return msgspec.msgpack.encode(JoinAnswer(0, "", b"", result.reason))
         if not isinstance(result, NodeRegistered):
             raise RuntimeError(str(result))
         return msgspec.msgpack.encode(JoinAnswer(result.node_id, result.state, encode_view(self._view)))
@@ -451,6 +485,11 @@ class Node:
             return False, "not registered with the meta group yet"
         if not self._caught_up:
             return False, "its replicas have not caught up yet"
+        others = [node.node_id for node in self._view.nodes if node.state == "active"] if self._view is not None else []
+        if self._identity is not None and self._identity.node_id in others:
+            others.remove(self._identity.node_id)
+        if others and not any(self._peers.is_connected(other) for other in others):
+            return False, "cut off from all other nodes"
         return True, ""
 
     async def init(self, request: InitRequest) -> InitAnswer:

@@ -3,6 +3,7 @@
 Every node: creates the replicas that the view gives it, and learns where the others live. The leader of the meta group: lets that group grow to
 min(replication factor, nodes), one replica at a time (issued, learner, caught up, voter), and places all data groups once enough nodes are there.
 A leader that is not its group's preferred one hands over once that one is caught up, so that leaders are spread again after a restart.
+One whose clock is more than 2 s off those of the other voters hands over to one whose clock is not.
 
 The first start, safe at every crash: identity.json (node 1) is written; replica 1 of group 0 is created with itself as the only voter; InitCluster is
 committed and registers that node as node 1. Whoever asked repeats the init until it was answered: each step that is done already is skipped."""
@@ -12,10 +13,11 @@ from dataclasses import dataclass, field
 from anabranch_node.core import effects as fx
 from anabranch_node.core.cluster.commands import Command, PlaceGroups, PlaceMeta
 from anabranch_node.core.cluster.placement import Candidate, initial
-from anabranch_node.core.cluster.view import ClusterView
+from anabranch_node.core.cluster.view import ClusterView, GroupPlacement
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.progress import State
 from anabranch_node.core.raft.raft import Raft, Role
+from anabranch_node.engine.clocks import OURS
 from anabranch_node.engine.group import Group
 from anabranch_node.engine.host import Host
 from anabranch_proto.ids import META_GROUP
@@ -129,6 +131,8 @@ class ClusterFlow:
         handed_over = 0
         for placement in view.groups:
             group = host.groups.get(placement.group)
+            if group is not None and group.raft.role is Role.LEADER and not group.fenced and handed_over < HAND_OVERS_PER_STEP_MAX:
+                handed_over += self._leave_to_a_better_clock(now_ms, placement, group.raft, host, actions)
             preferred = placement.replicas[0].replica
             if group is None or group.fenced or group.raft.role is not Role.LEADER or preferred == group.replica:
                 self._led_since.pop(placement.group, None)
@@ -139,7 +143,28 @@ class ClusterFlow:
             caught_up = progress is not None and progress.active and progress.state is State.REPLICATE and progress.match >= raft.log.committed
             if not caught_up or now_ms - since < LED_MS or preferred not in raft.config.voters or handed_over >= HAND_OVERS_PER_STEP_MAX:
                 continue
+            if host.clocks.strays(placement.replicas[0].node_id, _other_nodes(placement, self._node_id)):
+                continue  # it would only hand over again
             if self._once(("hand over", placement.group), now_ms):
                 handed_over += 1
                 self._led_since[placement.group] = now_ms - LED_MS + HAND_OVER_AGAIN_MS
                 actions.host_events.append(fx.TransferLeadership(NOBODY, placement.group, preferred))
+
+    def _leave_to_a_better_clock(self, now_ms: int, placement: GroupPlacement, raft: Raft, host: Host, actions: FlowActions) -> bool:
+        others = _other_nodes(placement, self._node_id)
+        if not host.clocks.strays(OURS, others):
+            return False
+        for place in placement.replicas:
+            progress = raft.progress.get(place.replica)
+            if place.replica == raft.id or place.replica not in raft.config.voters or host.clocks.strays(place.node_id, others):
+                continue
+            if progress is not None and progress.active and progress.state is State.REPLICATE and progress.match >= raft.log.committed:
+                if not self._once(("clock", placement.group), now_ms):
+                    return False
+                actions.host_events.append(fx.TransferLeadership(NOBODY, placement.group, place.replica))
+                return True
+        return False
+
+
+def _other_nodes(placement: GroupPlacement, node_id: int) -> list[int]:
+    return [place.node_id for place in placement.replicas if place.node_id != node_id]

@@ -67,3 +67,9 @@ def decode(data: bytes, me: NodeIdentity, link_node: int) -> tuple[int, int, int
         except msgspec.MsgspecError as error:
             raise formats.Damaged(where, f"{KINDS[kind].__name__} does not decode: {error}") from error
     return src_node, src_incarnation, now_ms, taken
+
+
+def requests_in(data: bytes) -> list[int]:
+    """The numbers of the forwarded requests in a frame of our own, which could not be sent. Not for frames of others: nothing is checked."""
+    letters = _body_decoder.decode(memoryview(data)[_HEADER.size :])[6]
+    return [_decoders[kind].decode(raw).request for _, kind, raw in letters if KINDS[kind] is Forward]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from anabranch_node.core import errors
-from anabranch_node.core.errors import OutcomeUnknown, ReadUnavailable
+from anabranch_node.core.errors import NotLeading, OutcomeUnknown, ReadUnavailable
 from anabranch_node.core.stream import commands, queries, results
 from anabranch_node.engine.host import Host
 from anabranch_node.engine.letters import Forward, ForwardAnswer
@@ -101,6 +101,13 @@ class Forwarding:
         for asked in lost:
             self._number_of.pop(asked.token, None)
         return [(asked.token, _silence(asked)) for asked in lost]
+
+    def unsent(self, requests: list[int]) -> list[tuple[int, Any]]:
+        """These never left this node."""
+        asked = [self._asked.pop(number) for number in requests if number in self._asked]
+        for one in asked:
+            self._number_of.pop(one.token, None)
+        return [(one.token, NotLeading(0) if one.write else ReadUnavailable()) for one in asked]
 
     def forget(self, token: int) -> None:
         """Nobody waits for that answer any more: its deadline passed, or its client left."""

@@ -56,6 +56,7 @@ class Group:
         self._reads: dict[int, Any] = {}  # token -> query: asked and not answered yet
         self._confirmed: list[tuple[int, int]] = []  # heap of (index, token): confirmed, not applied that far
         self.clock_ahead_ms = 0  # by how much our clock passes what the voters' clocks allow (host.py, once per tick)
+        self.clock_term = 0  # of which term that was found out
         self._last_stamp_ms = 0
 
     @property

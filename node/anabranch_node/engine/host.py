@@ -82,7 +82,7 @@ class Host:
         """For the simulator: sees each dirty group at the end of a turn, while its effects are still in its lists."""
         self._kinds = (kind, meta_kind or kind)
         self._rng = rng
-        self._boot = boot
+        self.boot = boot
         self._wal = wal
         self._outbox = Outbox(me)
         self.clocks = Clocks()
@@ -183,7 +183,7 @@ class Host:
             self._out.append(SnapshotsDelete(found.group, found.replica, key))
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
-        raft = Raft(replica, self.options.raft, self._rng, self._boot, hard, mark, entries, self._ticks)
+        raft = Raft(replica, self.options.raft, self._rng, self.boot, hard, mark, entries, self._ticks)
         added = Group(group, raft, self._kind_of(group), machine, self.options.group, self.me.cluster_id, self._slots)
         self.groups[group] = added
         self._dirty[group] = added
@@ -410,18 +410,26 @@ class Host:
         group = self._serving(group_id, token)
         if group is None:
             return
-        if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
+        self._now_ms = now_ms
+        if self._spare_segments == 0 or (self._free_bytes < self.options.disk_free_min_bytes and _fills_the_disk(command)):
             self._out.append(Answer(token, DiskFull()))
         elif self.hot_bytes > self.options.hot_bytes_max and getattr(command, "body", None):
             self._out.append(Answer(token, HotFull()))
         else:
+            if group.clock_term != group.raft.term:
+                self._bound_clock(group)  # a leader since the last tick: its clock may be the wrong one
             group.propose(token, command, now_ms - group.clock_ahead_ms, self._out)
 
-    def _keep_time(self, group: Group) -> None:
-        """Once per tick of a leader: see whether the other voters say that our clock runs ahead, and propose what is due."""
+    def _bound_clock(self, group: Group) -> None:
+        """See whether the other voters say that our clock runs ahead."""
         routes = [self._outbox.node_of(replica) for replica in group.raft.config.voters]
         others = [route[0] for route in routes if route is not None and route[0] != self.me.node_id]
         group.clock_ahead_ms = self._now_ms - self.clocks.bounded(self._now_ms, others)
+        group.clock_term = group.raft.term
+
+    def _keep_time(self, group: Group) -> None:
+        """Once per tick of a leader: what its clock is worth, and what is due by it."""
+        self._bound_clock(group)
         for command in group.machine.due(self._now_ms - group.clock_ahead_ms):
             group.propose(NOBODY, command, self._now_ms - group.clock_ahead_ms, self._out)
             self._dirty[group.id] = group
@@ -577,9 +585,11 @@ class Host:
 
     # --- looking in --------------------------------------------------------------------------------------------------------------
 
-    @property
-    def boot(self) -> int:
-        return self._boot
-
     def leads(self) -> list[int]:
         return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]
+
+
+def _fills_the_disk(command: Any) -> bool:
+    """Creates and appends; not a delete, a touch, a close without a body, or anything of the meta group."""
+    body = getattr(command, "body", None)
+    return body is not None and (bool(body) or not getattr(command, "close", False))

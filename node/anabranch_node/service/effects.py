@@ -35,9 +35,10 @@ class Ask(Struct, frozen=True):
 
 
 class FramesDropped(Struct, frozen=True):
-    """Frames to that node could not leave: whoever waits for its answers would wait for nothing."""
+    """A frame to that node could not leave, and with it these requests: they did not happen, and may be sent again."""
 
     node: int
+    requests: list[int] = []
 
 
 class EndLive(Struct, frozen=True):

@@ -47,5 +47,9 @@ class Life(Struct, gc=False):
     sent: bool = False
     """A write that may be in a log somewhere: from here on silence means unknown."""
     slice: ReadSlice | None = None
+    last_look: bool = False
+    """A long-poll whose time is over: wherever its last look is answered, it does not wait again."""
     remote: bool = False
     """A live read of a group that has no replica here."""
+    poll_until_ms: int = 0
+    """Such a long-poll: how long it goes on asking the other node, a few seconds at a time."""

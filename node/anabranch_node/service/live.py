@@ -75,6 +75,8 @@ class LiveReaders:
 
     def wait(self, life: Life, at: ReadSlice, uptime_ms: int) -> None:
         life.slice = at
+        # From here on it asks from where it waits: the tail that "now" means at the last look may be a later one.
+        life.payload = msgspec.structs.replace(life.payload, offset=at.next_offset)
         self._register(life, at.next_offset)
         self._polls.append((uptime_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
 
@@ -169,11 +171,11 @@ class LiveReaders:
     def wake(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         """After every step of the host: serve the readers of streams that changed."""
         for group_id, watched in self._watched.items():
+            again = self._again.pop(group_id, None)  # also if nobody is left: what stays in there asks for another turn
             group = self._host.groups.get(group_id)
             if group is None or not watched:
                 continue
             machine = group.machine
-            again = self._again.pop(group_id, None)
             if machine.watched is not watched:  # another machine: a snapshot was installed
                 machine.watched = watched
                 streams = list(watched)

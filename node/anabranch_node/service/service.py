@@ -70,7 +70,7 @@ class Service:
             EndLive: lambda _: self.live.end_all(self._out, self._finish_poll),
             fx.Tick: self._on_tick,
             fx.PeerLost: self._on_peer_lost,
-            FramesDropped: lambda event: self._on_silence(event.node),
+            FramesDropped: self._on_dropped,
         }
 
     @property
@@ -176,6 +176,7 @@ class Service:
         life.hint = None
         if group is not None and not group.fenced:
             if not life.write:
+                life.remote = False
                 self.host.read(life.token, life.group, life.payload)
                 return
             raft = group.raft
@@ -188,6 +189,9 @@ class Service:
                 place = self.host.place_of(raft.leader)
         elif place is None and self.routing is not None:
             place = self.routing.place(life.group, life.tries)
+            if place is not None and place[0] == self.host.me.node_id:
+                life.tries += 1  # ours is out of service
+                place = self.routing.place(life.group, life.tries)
         if place is None or place[0] == self.host.me.node_id:
             life.stage = Stage.PARKED
             self._parked.append(life)
@@ -195,13 +199,7 @@ class Service:
         self.forwarded += 1
         life.sent = life.write
         life.remote = not life.write
-        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms or self._poll_ms(life))
-
-    def _poll_ms(self, life: Life) -> int:
-        """How long another node may keep a long-poll for us. Half of what is left until the deadline is for the way, and for its last look."""
-        if life.request is None or life.request.live != "long-poll" or life.stage is Stage.LAST_LOOK:
-            return 0
-        return min(self.options.live.long_poll_timeout_ms, max(0, life.deadline_ms - self._uptime_ms) // 2)
+        self.forwarding.ask(life.token, place, life.group, life.write, life.payload, life.wait_ms)
 
     def _answered(self, token: int, result: Any) -> None:
         if token == NOBODY:
@@ -273,6 +271,7 @@ class Service:
             and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
             and (request is None or request.kind is Kind.READ)
             and not life.remote
+            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
         ):
             life.stage, life.slice = Stage.TOUCHING, slice
             touch = Life(life.token, life.group, True, Touch(life.payload.stream, slice.incarnation, 0), life.deadline_ms)
@@ -292,11 +291,27 @@ class Service:
                 self._send(life)
             return True
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
-        if waits and not life.remote and not slice.data and not slice.closed and slice.up_to_date:
+        if waits and not slice.data and not slice.closed and slice.up_to_date:
+            if life.remote:
+                return self._poll_elsewhere(life, slice)
             life.stage = Stage.WAITING
             self.live.wait(life, slice, self._uptime_ms)
             return True
         return False
+
+    def _poll_elsewhere(self, life: Life, slice: ReadSlice) -> bool:
+        """A long-poll at the tail of a stream that another node holds: let that node wait. False: its time is over."""
+        life.poll_until_ms = life.poll_until_ms or self._uptime_ms + self.options.live.long_poll_timeout_ms
+        left_ms = life.poll_until_ms - self._uptime_ms
+        if left_ms <= 0:
+            return False
+        # Not longer than half of what an answer may take: silence is still told from waiting.
+        life.wait_ms = min(left_ms, self.options.request_timeout_ms // 2)
+        life.payload = msgspec.structs.replace(life.payload, offset=slice.next_offset)
+        life.deadline_ms = self._deadline()
+        self._deadlines.append((life.deadline_ms, life.token))
+        self._send(life)
+        return True
 
     def _send_touch(self, life: Life, touch: Life) -> None:
         """The read's token now waits for its Touch. No leader: the read is answered all the same; it is only not counted as activity."""
@@ -314,6 +329,7 @@ class Service:
         """live.py: a long-poll has something to say, or its stream is gone. None: it timed out."""
         if result is None:
             life.stage = Stage.LAST_LOOK
+            life.last_look = True
             life.deadline_ms = self._deadline()
             self._deadlines.append((life.deadline_ms, life.token))
             self._send(life)
@@ -360,10 +376,11 @@ class Service:
 
     def _on_peer_lost(self, event: fx.PeerLost) -> None:
         self._events.append(event)
-        self._on_silence(event.node)
+        for token, result in self.forwarding.lost(event.node):
+            self._answered(token, result)
 
-    def _on_silence(self, node: int) -> None:
-        for token, result in self.forwarding.lost(node):
+    def _on_dropped(self, event: FramesDropped) -> None:
+        for token, result in self.forwarding.unsent(event.requests):
             self._answered(token, result)
 
     # --- time --------------------------------------------------------------------------------------------------------------------
@@ -379,7 +396,7 @@ class Service:
             parked, self._parked = self._parked, []
             for life in parked:
                 if self._lives.get(life.token) is life:
-                    life.stage = Stage.ASKED
+                    life.stage = Stage.LAST_LOOK if life.last_look else Stage.ASKED
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
 

@@ -31,6 +31,8 @@ class RegisterNode(Struct, frozen=True, array_like=True, tag=2, gc=False, forbid
     peer_address: str
     zone: str
     now_ms: int
+    start_id: int = 0
+    """Drawn by each process, so that two starts with the same boot number (one of a restored copy) are told apart."""
 
 
 class PlaceMeta(Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from anabranch_node.core.cluster.commands import Command, InitCluster, PlaceGroups, PlaceMeta, RegisterNode, decode_commands
-from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRegistered, Placed, Result
+from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRefused, NodeRegistered, Placed, Result
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, NodeState, ReplicaPlace
 from anabranch_node.core.raft import entry
 from anabranch_proto.formats import Damaged, NewerFormat
@@ -102,7 +102,7 @@ class MetaMachine:
     def _register(self, view: ClusterView, command: RegisterNode) -> Result:
         known = next((node for node in view.nodes if node.incarnation == command.incarnation), None)
         if known is not None and known.name != command.name:
-            return ClusterRefusal(f"this data directory belongs to node {known.node_id}, named {known.name}: a node keeps its name")
+            return NodeRefused(f"this data directory belongs to node {known.node_id}, named {known.name}: a node keeps its name")
         if known is None:
             holder = next((node for node in view.nodes if node.name == command.name and node.state == "active"), None)
             state: NodeState = "active" if holder is None else "replacing"
@@ -111,8 +111,9 @@ class MetaMachine:
             self._change(view, nodes=[*view.nodes, node])
             return NodeRegistered(node.node_id, state)
         node = _info(known.node_id, command, known.state)
+        # The same number is the same process asking again, or a restored copy that was started as often as the original.
         if command.boot < known.boot or (command.boot == known.boot and node != known):
-            return ClusterRefusal(
+            return NodeRefused(
                 f"node {known.node_id} was already started for the {known.boot}th time, this is start {command.boot}: "
                 "its data directory looks like an old copy and must not be used"
             )
@@ -198,4 +199,5 @@ def _info(node_id: int, command: RegisterNode, state: NodeState) -> NodeInfo:
         command.peer_address,
         command.zone,
         state,
+        command.start_id,
     )

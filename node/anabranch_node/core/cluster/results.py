@@ -35,4 +35,14 @@ class ClusterRefusal(Struct, frozen=True, array_like=True, tag=10, gc=False):
         return self.reason
 
 
-Result = ClusterInitialized | NodeRegistered | Placed | ClusterRefusal
+class NodeRefused(Struct, frozen=True, array_like=True, tag=11, gc=False):
+    """This data directory must not be used, now or later: whoever runs on it stops."""
+
+    definite: ClassVar[bool] = True
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+Result = ClusterInitialized | NodeRegistered | Placed | ClusterRefusal | NodeRefused

@@ -20,6 +20,7 @@ class NodeInfo(Struct, frozen=True, array_like=True, gc=False):
     peer_address: str
     zone: str
     state: NodeState
+    start_id: int = 0
 
 
 class ReplicaPlace(Struct, frozen=True, array_like=True, gc=False):
