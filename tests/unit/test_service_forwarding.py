@@ -84,7 +84,7 @@ def test_a_write_after_the_break_waits_for_the_next_leader() -> None:
     node = Node()
     node.hear(FIRST, 1)
     node.run(fx.PeerLost(FIRST.node_id))
-    effects = node.run(Ask(7, GROUP, True, APPEND), FramesDropped([]))
+    effects = node.run(Ask(7, GROUP, True, APPEND), FramesDropped(FIRST.node_id))
     assert forwarded(effects) == [], "nobody is there"
     assert told(effects) == {}, "nothing was sent, so nothing is unknown"
     node.hear(SECOND, 2)
