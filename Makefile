@@ -70,8 +70,9 @@ scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expec
 	@$(PY) -m $(if $(REWRITE),tests.scripts.rewrite,pytest -q tests/unit/test_raft_scripts.py)
 
 .PHONY: bench
-bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
+bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine, and the memory of 100,000 idle streams
 	@$(PY) -m tests.bench.run
+	@$(PY) -m tests.bench.memory
 
 .PHONY: venv
 venv: $(STAMP) ## only set up the virtual environment
