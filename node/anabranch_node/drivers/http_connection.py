@@ -37,7 +37,7 @@ CLOSED: Final = 5
 _SLICE_BYTES: Final = 16 << 10
 """The parser cannot be stopped inside a piece, so pieces are small: it bounds how many pipelined requests come at once."""
 _HIGH_WATER_BYTES: Final = 16 << 10
-"""A connection with more than this unsent counts as full. What lies below it is not counted in `unsent_bytes`, so connections times this is a bound."""
+"""A connection with more than this unsent counts as full. Below it nothing is counted in `unsent_bytes`: connections times this is its bound."""
 _RESERVE_STEP_BYTES: Final = 64 << 10
 """A chunked body does not tell its length; it reserves in steps."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -682,8 +682,9 @@ class ClientConnection(asyncio.Protocol):
             plane.loop.call_soon(plane.cancel, token)  # not from inside the caller's own call
             return
         if len(data) > _HIGH_WATER_BYTES and plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max:
+            plane.by_token.pop(self.token, None)
             plane.loop.call_soon(plane.cancel, self.token)
-            plane.respond(self.token, self._too_much_unsent())
+            self.answer(self._too_much_unsent(), False)
             return
         plane.inflight_bytes -= self.token_reserved
         self.token_reserved = 0
