@@ -56,6 +56,7 @@ class Service:
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
         self._served_counter = 1 << 61
         self._served_count = 0
+        self.live_count = 0  # live reads of clients, from their arrival to the end of their response
         self.appends = self.reads = self.forwarded = 0
         self._events: list[fx.Event] = []
         self._out: list[Any] = []
@@ -91,6 +92,9 @@ class Service:
             if not self._events:
                 break
         more = self.live.fan_out(self._out)
+        for token in self.live.ended:
+            self._forget(token)
+        self.live.ended.clear()
         out, self._out = self._out, []
         out.extend(self.host.frames())
         if more:
@@ -128,9 +132,11 @@ class Service:
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
-        if request.live and self.live.count >= self.options.live.waiters_max:
-            self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
-            return
+        if request.live:
+            if self.live_count >= self.options.live.waiters_max:
+                self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
+                return
+            self.live_count += 1
         self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request))
 
     def _on_ask(self, event: Ask) -> None:
@@ -149,7 +155,7 @@ class Service:
         self._send(life)
 
     def _on_gone(self, event: RequestGone) -> None:
-        life = self._lives.pop(event.token, None)
+        life = self._forget(event.token)
         if life is not None:
             self.live.remove(life)
 
@@ -298,7 +304,13 @@ class Service:
         self._finish(life, result)
 
     def _drop(self, life: Life) -> None:
-        self._lives.pop(life.token, None)
+        self._forget(life.token)
+
+    def _forget(self, token: int) -> Life | None:
+        life = self._lives.pop(token, None)
+        if life is not None and life.request is not None and life.request.live:
+            self.live_count -= 1
+        return life
 
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
