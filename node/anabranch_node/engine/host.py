@@ -33,6 +33,7 @@ from anabranch_node.core.raft import membership
 from anabranch_node.core.raft.messages import Append, Heartbeat, HeartbeatAnswer, Message
 from anabranch_node.core.raft.raft import Chance, Raft, RaftOptions, Role
 from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
+from anabranch_node.core.stream.commands import Delete
 from anabranch_node.engine import envelope
 from anabranch_node.engine.clocks import Clocks
 from anabranch_node.engine.envelope import Letter
@@ -338,7 +339,8 @@ class Host:
 
     def _on_tick(self, _: fx.Tick) -> None:
         self._ticks += 1
-        self.hot_bytes = sum([group.machine.hot_bytes for group in self.groups.values()])
+        # What is uncommitted will be hot; it matters where the disk or the followers are slow.
+        self.hot_bytes = sum([group.machine.hot_bytes + group.raft.uncommitted_bytes for group in self.groups.values()])
         for group in self.groups.values():
             if group.fenced:
                 continue
@@ -401,7 +403,7 @@ class Host:
         group = self._serving(event.group, event.token)
         if group is None:
             return
-        if self._spare_segments == 0 or self._free_bytes < self.options.disk_free_min_bytes:
+        if self._spare_segments == 0 or (self._free_bytes < self.options.disk_free_min_bytes and not _is_small_or_frees(event)):
             self._out.append(Answer(event.token, DiskFull()))
         else:
             if self.hot_bytes > self.options.hot_bytes_max and getattr(event.command, "body", None):
@@ -567,3 +569,8 @@ class Host:
 
     def leads(self) -> list[int]:
         return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]
+
+
+def _is_small_or_frees(event: fx.Propose) -> bool:
+    """Goes on while the disk is nearly full: deletes, and the cluster's own few commands, without which a node could not even come back."""
+    return event.group == META_GROUP or isinstance(event.command, Delete)
