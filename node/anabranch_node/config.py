@@ -97,7 +97,11 @@ class NodeConfig:
     connections_max: int = _number(10_000, 1, 1_000_000, _CLIENTS, "open client connections; beyond it 503")
     inflight_bytes_max: int = _number(256 << 20, 1 << 20, 1 << 40, _CLIENTS, "request bodies in memory, reserved before they are read; beyond it 503")
     unsent_bytes_max: int = _number(
-        256 << 20, 1 << 20, 1 << 40, _CLIENTS, "responses that clients have not taken; beyond it large reads are answered 503, lagging live readers ended"
+        256 << 20,
+        1 << 20,
+        1 << 40,
+        _CLIENTS,
+        "responses that clients have not taken; beyond it large reads are answered 503, lagging live readers ended",
     )
     waiters_max: int = _number(20_000, 1, 1_000_000, _CLIENTS, "live reads waiting at once; beyond it 503")
     live_buffer_bytes_max: int = _number(
