@@ -72,6 +72,7 @@ scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expec
 
 .PHONY: overload
 overload: $(STAMP) ## ten times the load that a real cluster can serve, thousands of readers and slow clients, and back: SECONDS_OF_LOAD=60
+	@$(PY) -m tests.process.limits
 	@$(PY) -m tests.process.overload --seconds $(SECONDS_OF_LOAD)
 
 .PHONY: bench
