@@ -262,15 +262,21 @@ class Watcher(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.write(self.request)
+        self._ask()
+
+    def _ask(self) -> None:
+        if self.transport is not None:
+            self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
         self.bytes += len(data)
-        if data.endswith(b"\r\n0\r\n\r\n") and self.transport is not None:
-            # Its node lost the leader for a moment, and says so by an end: as every client must, it asks again.
-            self.resumed += 1
-            self.transport.write(self.request)
         self.tail = data[-2000:] if len(data) >= 2000 else (self.tail + data)[-2000:]
+        if self.tail.endswith(b"\r\n0\r\n\r\n") or data.startswith(b"HTTP/1.1 503 "):
+            # Its node lost the leader for a moment, and says so by an end or a refusal: as every client must, it asks again. From the start, since
+            # there is little to read and "now" may be after what it waits for.
+            self.resumed += 1
+            self.request = render("GET", f"{self.stream}?offset=-1&live=sse")
+            asyncio.get_running_loop().call_later(BACK_OFF_S, self._ask)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
