@@ -290,11 +290,11 @@ def test_garbage_on_the_port_does_no_harm() -> None:
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 512):
             reader, writer = await asyncio.open_connection("127.0.0.1", b.net.port)
             writer.write(garbage)
-            writer.write_eof()
             with_reset = False
             try:
+                writer.write_eof()  # the other side may have hung up by now
                 await reader.read()
-            except ConnectionError:
+            except OSError:
                 with_reset = True
             assert with_reset or reader.at_eof()
             writer.close()
