@@ -37,6 +37,7 @@ NODES ?= 3
 PORT  ?= 4437
 DATA  ?= ./anabranch-data
 MINUTES ?= 5
+SECONDS_OF_LOAD ?= 60
 
 .PHONY: run
 run: $(NODE_STAMP) ## a durable local cluster with one command: NODES=3 PORT=4437 DATA=./anabranch-data; Ctrl-C stops it, the data stays
@@ -69,9 +70,15 @@ sim-bugs: $(STAMP) ## plant each known bug and show that the simulator finds it:
 scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expected parts anew, to be read as a diff
 	@$(PY) -m $(if $(REWRITE),tests.scripts.rewrite,pytest -q tests/unit/test_raft_scripts.py)
 
+.PHONY: overload
+overload: $(STAMP) ## ten times the load that a real cluster can serve, thousands of readers and slow clients, and back: SECONDS_OF_LOAD=60
+	@$(PY) -m tests.process.limits
+	@$(PY) -m tests.process.overload --seconds $(SECONDS_OF_LOAD)
+
 .PHONY: bench
-bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine
+bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine, and the memory of 100,000 idle streams
 	@$(PY) -m tests.bench.run
+	@$(PY) -m tests.bench.memory
 
 .PHONY: clients
 clients: $(STAMP) ## npm, PyPI and curl clients against three real nodes whose leader is killed: nothing lost, nothing twice

@@ -96,6 +96,13 @@ class NodeConfig:
     write_timeout_ms: int = _number(30_000, 10, 3_600_000, _CLIENTS, "a client that reads nothing for this long is cut off")
     connections_max: int = _number(10_000, 1, 1_000_000, _CLIENTS, "open client connections; beyond it 503")
     inflight_bytes_max: int = _number(256 << 20, 1 << 20, 1 << 40, _CLIENTS, "request bodies in memory, reserved before they are read; beyond it 503")
+    unsent_bytes_max: int = _number(
+        256 << 20,
+        1 << 20,
+        1 << 40,
+        _CLIENTS,
+        "responses that clients have not taken; beyond it large reads are answered 503, lagging live readers ended",
+    )
     waiters_max: int = _number(20_000, 1, 1_000_000, _CLIENTS, "live reads waiting at once; beyond it 503")
     live_buffer_bytes_max: int = _number(
         1 << 20, 1 << 12, 1 << 30, _CLIENTS, "unsent bytes of one live reader; a slower one is ended and resumes by offset"
@@ -288,6 +295,9 @@ def _problems(config: NodeConfig) -> Iterator[str]:
         yield f"body_bytes_max: {config.body_bytes_max} does not fit half of a log segment ({config.segment_bytes} bytes) with 64 KiB to spare"
     if config.inflight_bytes_max < config.body_bytes_max:
         yield f"inflight_bytes_max: {config.inflight_bytes_max} is below body_bytes_max ({config.body_bytes_max}): the largest could never enter"
+    # A live response is base64 in events: half as much again as what was read.
+    if config.unsent_bytes_max < 2 * config.response_bytes_max:
+        yield f"unsent_bytes_max: {config.unsent_bytes_max} is below twice response_bytes_max ({config.response_bytes_max}): one could never leave"
     if config.stop_timeout_ms <= config.drain_ms:
         yield f"stop_timeout_ms: {config.stop_timeout_ms} must be above drain_ms ({config.drain_ms})"
 

@@ -121,3 +121,30 @@ def test_every_setting_has_an_explanation() -> None:
 
 def test_the_page_is_the_generated_one() -> None:
     assert (ROOT / "docs/config.md").read_text() == config.reference(), "python -m anabranch_node.main config-reference > docs/config.md"
+
+
+def test_each_setting_for_clients_reaches_the_plane_or_the_service() -> None:
+    """No setting is only documented: with every one changed, nothing of the plane's limits is left at its default."""
+    from anabranch_node.drivers.http_protocol import ClientOptions
+    from anabranch_node.drivers.node import client_options
+
+    changed = client_options(
+        NodeConfig(
+            connections_max=7,
+            header_bytes_max=2048,
+            header_count_max=9,
+            url_bytes_max=300,
+            body_bytes_max=77,
+            inflight_bytes_max=2 << 20,
+            unsent_bytes_max=3 << 20,
+            live_buffer_bytes_max=5000,
+            header_timeout_ms=110,
+            body_timeout_ms=120,
+            idle_timeout_ms=130,
+            write_timeout_ms=140,
+        )
+    )
+    plane_only = {"connections_refused_max", "pipeline_requests_max", "body_grace_s", "body_rate_bytes_s_min", "linger_s", "sweep_interval_s"}
+    same = {name for name, value in vars(ClientOptions()).items() if value == vars(changed)[name]}
+    assert same == plane_only
+    assert (changed.head_timeout_s, changed.body_timeout_s, changed.idle_timeout_s, changed.write_stall_timeout_s) == (0.11, 0.12, 0.13, 0.14)

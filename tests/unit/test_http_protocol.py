@@ -139,6 +139,7 @@ async def rig(**options: Any) -> AsyncIterator[Rig]:
         server.close()
         await made.plane.drain(0.0)
         assert made.plane.inflight_bytes == 0
+        assert made.plane.unsent_bytes == 0
         assert not made.plane.by_token
         assert not made.plane.paused
         assert made.plane.counters.connections_open == 0
@@ -770,7 +771,8 @@ def test_a_live_reader_over_its_bound_is_dropped_and_others_are_not() -> None:
 def test_a_reader_without_progress_is_dropped_and_a_slow_one_is_not(close: bytes) -> None:
     async def scenario() -> None:
         async with rig(write_stall_timeout_s=20 * SHORT_S, idle_timeout_s=LIMIT_S) as made:
-            stuck, slow = await made.connect(receive_buffer_bytes=4096), await made.connect(receive_buffer_bytes=4096)
+            # With 4 KiB the kernel itself may pause for longer than the deadline: its timer for a full window is 200 ms and more.
+            stuck, slow = await made.connect(receive_buffer_bytes=4096), await made.connect(receive_buffer_bytes=64 << 10)
             size = 8 << 20
             for client in (stuck, slow):
                 await client.send(b"GET /big/%d HTTP/1.1\r\nHost: h\r\n%s\r\n" % (size, close))
@@ -779,6 +781,56 @@ def test_a_reader_without_progress_is_dropped_and_a_slow_one_is_not(close: bytes
             assert len(await stuck.ended()) < size
             for client in (stuck, slow):
                 client.close()
+
+    on_loop(scenario)()
+
+
+def test_responses_that_nobody_takes_are_bounded_for_the_whole_plane() -> None:
+    """One client leaves a large response in our memory: another large one is refused until there is room, a small one never."""
+
+    async def scenario() -> None:
+        async with rig(unsent_bytes_max=16 << 20) as made:
+            stuck, other = await made.connect(receive_buffer_bytes=4096), await made.connect()
+            large = b"GET /big/%d HTTP/1.1\r\nHost: h\r\n\r\n" % (14 << 20)
+            await stuck.send(large)
+            await turns_until(lambda: made.plane.unsent_bytes > 8 << 20)  # the kernel takes some of it
+            await other.send(large)
+            answer = await other.answer()
+            assert (answer.status, answer.headers[b"retry-after"]) == (503, b"1")
+            assert b'"code":"overloaded"' in answer.body
+            assert made.plane.unsent_bytes <= 16 << 20
+            await other.send(GET)
+            assert (await other.answer()).status == 200
+            await other.send(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            token = await made.held.get()
+            made.plane.begin(token, HEAD_LIVE + bytes(14 << 20))
+            assert (await other.answer()).status == 503
+            assert await made.cancelled.get() == token
+            assert made.plane.counters.rejected["unsent_bytes"] == 2
+            stuck.close()
+            await turns_until(lambda: made.plane.unsent_bytes == 0)
+            await other.send(large)
+            assert len((await other.answer()).body) == 14 << 20
+            other.close()
+
+    on_loop(scenario)()
+
+
+def test_live_readers_that_lag_are_dropped_when_all_of_them_hold_too_much() -> None:
+    async def scenario() -> None:
+        async with rig(unsent_bytes_max=1 << 20, write_buffer_bytes_max=64 << 20) as made:
+            slow = await made.connect(receive_buffer_bytes=4096)
+            await slow.send(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            token = await made.held.get()
+            made.plane.begin(token, HEAD_LIVE)
+            data = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+            while made.cancelled.empty():
+                made.plane.write(token, data)
+                assert made.plane.unsent_bytes <= 1 << 20
+                await asyncio.sleep(0)
+            assert await made.cancelled.get() == token
+            assert made.plane.counters.slow_readers_dropped == 1
+            slow.close()
 
     on_loop(scenario)()
 

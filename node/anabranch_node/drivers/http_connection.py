@@ -36,6 +36,8 @@ CLOSED: Final = 5
 
 _SLICE_BYTES: Final = 16 << 10
 """The parser cannot be stopped inside a piece, so pieces are small: it bounds how many pipelined requests come at once."""
+_HIGH_WATER_BYTES: Final = 16 << 10
+"""A connection with more than this unsent counts as full. Below it nothing is counted in `unsent_bytes`: connections times this is its bound."""
 _RESERVE_STEP_BYTES: Final = 64 << 10
 """A chunked body does not tell its length; it reserves in steps."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -58,6 +60,8 @@ class ClientOptions:
     """Bodies of the whole plane that are being read or are not answered yet."""
     write_buffer_bytes_max: int = 1 << 20
     """What a slow reader may leave in our memory beyond the response it asked for."""
+    unsent_bytes_max: int = 256 << 20
+    """Responses of the whole plane that their clients have not taken. Beyond it a large one is refused, and a live reader that lags is dropped."""
     pipeline_requests_max: int = 16
     head_timeout_s: float = 10.0
     body_grace_s: float = 10.0
@@ -108,6 +112,7 @@ class Shared:
         self.now_s = loop.time()
         self.token_last = 0
         self.inflight_bytes = 0
+        self.unsent_bytes = 0
         self.draining = False
         self.drained = asyncio.Event()
         self.by_token: dict[int, ClientConnection] = {}
@@ -176,6 +181,7 @@ class ClientConnection(asyncio.Protocol):
         "write_paused",
         "bytes_out",
         "flushed",
+        "unsent",  # our share of the plane's unsent bytes
         "stall_deadline",
         "buffer_bytes_max",
         "deadline",
@@ -223,6 +229,7 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused = False
         self.bytes_out = 0
         self.flushed = 0
+        self.unsent = 0
         self.stall_deadline = NEVER
         self.buffer_bytes_max = plane.options.write_buffer_bytes_max
         self.deadline = NEVER
@@ -250,6 +257,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             self.refuse(error(503, "overloaded", "too many connections", retry_after_s=1), "connections")
             return
+        self.transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         self.parser = httptools.HttpRequestParser(self)
         self.deadline = plane.now_s + options.idle_timeout_s
 
@@ -262,6 +270,8 @@ class ClientConnection(asyncio.Protocol):
         plane.counters.connections_open = len(plane.connections)
         plane.inflight_bytes -= self.reserved + self.token_reserved
         self.reserved = self.token_reserved = 0
+        plane.unsent_bytes -= self.unsent
+        self.unsent = 0
         self._drop_queue()
         self.unparsed = self.body = b""
         token, self.token = self.token, 0
@@ -329,12 +339,17 @@ class ClientConnection(asyncio.Protocol):
         plane = self.plane
         self.write_paused = True
         plane.paused.add(self)
+        # A piece of a live response is shared by its readers: each counts for what makes it full, its own first response for all of it.
+        self.unsent = _HIGH_WATER_BYTES if self.live else self.transport.get_write_buffer_size()
+        plane.unsent_bytes += self.unsent
         self.flushed = -1
         self.stall_deadline = plane.now_s + plane.options.write_stall_timeout_s
 
     def resume_writing(self) -> None:
         self.write_paused = False
         self.plane.paused.discard(self)
+        self.plane.unsent_bytes -= self.unsent
+        self.unsent = 0
         if self.queue and not self.token:
             self.pump()
 
@@ -681,6 +696,8 @@ class ClientConnection(asyncio.Protocol):
         plane.inflight_bytes -= self.token_reserved
         self.token_reserved = 0
         self.token = 0
+        if len(data) > _HIGH_WATER_BYTES and plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max and not self.live:
+            data = self._too_much_unsent()
         last = close or plane.draining or (self.no_more and not self.queue)
         if last and not self.live:
             data = with_close(data)
@@ -709,21 +726,38 @@ class ClientConnection(asyncio.Protocol):
             self.refuse(error(505, "http_version", "live reads need HTTP/1.1"), "http_version")
             plane.loop.call_soon(plane.cancel, token)  # not from inside the caller's own call
             return
+        if len(data) > _HIGH_WATER_BYTES and plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max:
+            plane.by_token.pop(self.token, None)
+            plane.loop.call_soon(plane.cancel, self.token)
+            self.answer(self._too_much_unsent(), False)
+            return
         plane.inflight_bytes -= self.token_reserved
         self.token_reserved = 0
-        self.live = True
         self.buffer_bytes_max = plane.options.write_buffer_bytes_max + len(data)
         self._write(with_close(data) if plane.draining or (self.no_more and not self.queue) else data)
+        self.live = True
 
-    def write_live(self, data: bytes) -> None:
-        """More of a live response, or the end of a reader that does not keep up: it can come back with its offset."""
+    def _too_much_unsent(self) -> bytes:
+        """Instead of a large response, while others have left too much of theirs in our memory."""
+        self._count("unsent_bytes")
+        return self._render(error(503, "overloaded", "too many response bytes wait for their clients", retry_after_s=1), True)
+
+    def write_live(self, data: bytes, readers: int = 1) -> None:
+        """More of a live response, or the end of a reader that does not keep up: it can come back with its offset. `readers` share the bytes."""
         transport = self.transport
-        if self.write_paused and transport.get_write_buffer_size() + len(data) > self.buffer_bytes_max:
-            self.drop_slow()
-        else:
-            transport.write(data)
-            self.bytes_out += len(data)
-            self.plane.counters.bytes_out += len(data)
+        plane = self.plane
+        if self.write_paused:
+            if (
+                transport.get_write_buffer_size() + len(data) > self.buffer_bytes_max
+                or plane.unsent_bytes + len(data) // readers > plane.options.unsent_bytes_max
+            ):
+                self.drop_slow()
+                return
+            self.unsent += len(data) // readers
+            plane.unsent_bytes += len(data) // readers
+        transport.write(data)
+        self.bytes_out += len(data)
+        plane.counters.bytes_out += len(data)
 
     def drop_slow(self) -> None:
         self.plane.counters.slow_readers_dropped += 1
@@ -816,7 +850,11 @@ class ClientConnection(asyncio.Protocol):
 
     def check_progress(self, now_s: float) -> None:
         """For a connection whose socket is full: has the client taken anything since the last look?"""
-        flushed = self.bytes_out - self.transport.get_write_buffer_size()
+        buffered = self.transport.get_write_buffer_size()
+        if buffered < self.unsent:
+            self.plane.unsent_bytes -= self.unsent - buffered
+            self.unsent = buffered
+        flushed = self.bytes_out - buffered
         if flushed != self.flushed:
             self.flushed = flushed
             self.stall_deadline = now_s + self.plane.options.write_stall_timeout_s

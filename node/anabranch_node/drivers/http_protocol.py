@@ -10,7 +10,7 @@ come at the end of the turn)."""
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from anabranch_node.drivers.http_connection import ClientConnection, ClientCounters, ClientOptions, Shared
@@ -65,7 +65,7 @@ class ClientPlane(Shared):
         if connection is not None:
             connection.write_live(data)
 
-    def broadcast(self, tokens: Iterable[int], data: bytes) -> None:
+    def broadcast(self, tokens: Collection[int], data: bytes) -> None:
         """The same bytes object to each. Readers over their bound are aborted; their `cancel` comes in a later turn, never from in here."""
         by_token = self.by_token
         size = len(data)
@@ -75,7 +75,7 @@ class ClientPlane(Shared):
             if connection is None:
                 continue
             if connection.write_paused:
-                connection.write_live(data)
+                connection.write_live(data, len(tokens))
                 continue
             connection.transport.write(data)
             connection.bytes_out += size

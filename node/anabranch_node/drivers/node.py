@@ -267,7 +267,7 @@ class Node:
         loop.snapshots = SnapshotPool(snapshot_disk, loop.report)
         self._flow = ClusterFlow(identity.node_id)
         loop.perform(host.start(recovered.groups.values(), snapshots, snapshot_files))
-        loop.plane = self._plane = ClientPlane(self._client_options(), loop.submit, loop.cancel, asyncio.get_running_loop())
+        loop.plane = self._plane = ClientPlane(client_options(config), loop.submit, loop.cancel, asyncio.get_running_loop())
         loop.start()
         if self._view is not None:
             self._take_view(self._view)
@@ -299,12 +299,6 @@ class Node:
         config = self.config
         live = LiveOptions(config.long_poll_timeout_ms, config.sse_keep_alive_ms, config.sse_rotate_ms, config.waiters_max)
         return ServiceOptions(response_bytes_max=config.response_bytes_max, live=live)
-
-    def _client_options(self) -> ClientOptions:
-        config = self.config
-        return ClientOptions(
-            body_bytes_max=config.body_bytes_max, connections_max=config.connections_max, inflight_bytes_max=config.inflight_bytes_max
-        )
 
     # --- the cluster -------------------------------------------------------------------------------------------------------------
 
@@ -643,10 +637,11 @@ class Node:
         ]
         facts.fsync_latency, facts.loop_stall = loop.fsync_us, loop.turn_us
         facts.append_latency, facts.read_latency = loop.append_us, loop.read_us
-        facts.live_readers, facts.hot_bytes = service.live.count, host.hot_bytes
+        facts.live_readers, facts.hot_bytes = service.live_count, host.hot_bytes
         facts.disk_free_bytes, facts.wal_spare_segments = self._space.free_bytes, self._space.spare_segments
         facts.appends, facts.reads, facts.forwarded = service.appends, service.reads, service.forwarded
         facts.connections = plane.counters.connections_open
+        facts.inflight_bytes, facts.unsent_bytes = plane.inflight_bytes, plane.unsent_bytes
         facts.live_dropped = plane.counters.slow_readers_dropped
         facts.rejected = dict(plane.counters.rejected)
         return facts
@@ -709,6 +704,24 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def client_options(config: NodeConfig) -> ClientOptions:
+    """Every setting of the section "Clients" that is the client plane's; the others are the service's."""
+    return ClientOptions(
+        connections_max=config.connections_max,
+        head_bytes_max=config.header_bytes_max,
+        headers_max=config.header_count_max,
+        url_bytes_max=config.url_bytes_max,
+        body_bytes_max=config.body_bytes_max,
+        inflight_bytes_max=config.inflight_bytes_max,
+        unsent_bytes_max=config.unsent_bytes_max,
+        write_buffer_bytes_max=config.live_buffer_bytes_max,
+        head_timeout_s=config.header_timeout_ms / 1000,
+        body_timeout_s=config.body_timeout_ms / 1000,
+        idle_timeout_s=config.idle_timeout_ms / 1000,
+        write_stall_timeout_s=config.write_timeout_ms / 1000,
+    )
 
 
 def _role(group: Group) -> GroupRole:

@@ -76,6 +76,7 @@ class NodeFacts(Struct, kw_only=True):
     connections: int = 0
     live_readers: int = 0
     inflight_bytes: int = 0
+    unsent_bytes: int = 0
     hot_bytes: int = 0
     disk_free_bytes: int = 0
     wal_spare_segments: int = 0
@@ -123,6 +124,7 @@ _GAUGES: Final = (
     ("connections", "connections", "Open client connections"),
     ("live_readers", "live_readers", "Live reads waiting"),
     ("inflight_bytes", "inflight_bytes", "Request bodies in memory"),
+    ("unsent_bytes", "unsent_bytes", "Responses in memory that their clients have not taken"),
     ("hot_bytes", "hot_bytes", "Stream data in memory"),
     ("disk_free_bytes", "disk_free_bytes", "Free bytes on the data directory's disk"),
     ("wal_spare_segments", "wal_spare_segments", "Log segments made ahead of need"),

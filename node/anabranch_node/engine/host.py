@@ -343,7 +343,8 @@ class Host:
 
     def _on_tick(self, _: fx.Tick) -> None:
         self._ticks += 1
-        self.hot_bytes = sum([group.machine.hot_bytes for group in self.groups.values()])
+        # What is uncommitted will be hot; it matters where the disk or the followers are slow.
+        self.hot_bytes = sum([group.machine.hot_bytes + group.raft.uncommitted_bytes for group in self.groups.values()])
         for group in self.groups.values():
             if group.fenced:
                 continue

@@ -1,7 +1,8 @@
 """Live readers: long-polls at the tail and SSE responses that go on. service.py brings them here; each applied append wakes those of its stream.
 
 One append is encoded once for all readers at the same offset, and leaves as one Broadcast; a large crowd is served in slices over several turns, so
-that appends never stall behind it. Bounded: `waiters_max` readers; a reader that does not take its bytes is the client plane's to drop.
+that appends never stall behind it. Bounded: `waiters_max` readers; while some wait for their slice no other event is made, so that what is appended
+meanwhile becomes one event, not a queue of them; a reader that does not take its bytes is the client plane's to drop.
 Not here: the first read and its ReadIndex (service.py). What is served here was applied, hence committed, and continues such a read."""
 
 from collections import deque
@@ -68,8 +69,9 @@ class LiveReaders:
         self.streaming: dict[int, Life] = {}
 
     @property
-    def count(self) -> int:
-        return len(self._place) + len(self.streaming)
+    def waiting_bytes(self) -> int:
+        """Events that are made and wait for their turn."""
+        return sum(len(piece.data) for piece in self._pieces)
 
     # --- readers come and go -----------------------------------------------------------------------------------------------------
 
@@ -170,6 +172,9 @@ class LiveReaders:
 
     def wake(self, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         """After every step of the host: serve the readers of streams that changed."""
+        if self._pieces:
+            self._wake_later()
+            return
         for group_id, watched in self._watched.items():
             again = self._again.pop(group_id, None)  # also if nobody is left: what stays in there asks for another turn
             group = self._host.groups.get(group_id)
@@ -187,6 +192,14 @@ class LiveReaders:
             for stream in streams:
                 if stream in watched:
                     self._wake_stream(group_id, stream, watched[stream], now_ms, out, finish_poll)
+
+    def _wake_later(self) -> None:
+        """A crowd is still being served. fan_out() asks for more turns until nobody waits."""
+        for group_id, watched in self._watched.items():
+            group = self._host.groups.get(group_id)
+            if group is not None and watched and group.machine.woken:
+                self._again.setdefault(group_id, set()).update(group.machine.woken)
+                group.machine.woken.clear()
 
     def _wake_stream(self, group_id: int, stream: str, watch: _Watch, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         machine = self._host.groups[group_id].machine

@@ -58,6 +58,7 @@ class Service:
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
         self._served_counter = 1 << 61
         self._served_count = 0
+        self.live_count = 0  # live reads of clients, from their arrival to the end of their response
         self.appends = self.reads = self.forwarded = 0
         self._events: list[fx.Event] = []
         self._out: list[Any] = []
@@ -141,9 +142,11 @@ class Service:
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
-        if request.live and self.live.count >= self.options.live.waiters_max:
-            self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
-            return
+        if request.live:
+            if self.live_count >= self.options.live.waiters_max:
+                self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
+                return
+            self.live_count += 1
         self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request))
 
     def _on_ask(self, event: Ask) -> None:
@@ -162,10 +165,10 @@ class Service:
         self._send(life)
 
     def _on_gone(self, event: RequestGone) -> None:
-        life = self._lives.pop(event.token, None)
+        life = self._lives.get(event.token)
         if life is not None:
+            self._drop(life)
             self.live.remove(life)
-            self.forwarding.forget(event.token)
 
     # --- where a request goes ----------------------------------------------------------------------------------------------------
 
@@ -337,7 +340,8 @@ class Service:
         self._finish(life, result)
 
     def _drop(self, life: Life) -> None:
-        self._lives.pop(life.token, None)
+        if self._lives.pop(life.token, None) is not None and life.request is not None and life.request.live:
+            self.live_count -= 1
         self.forwarding.forget(life.token)
 
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
