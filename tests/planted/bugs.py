@@ -368,10 +368,10 @@ BUGS: tuple[Bug, ...] = (
         (
             (
                 "anabranch_node.engine.group",
-                "        self.raft.read_index(request.token)",
+                "        self.raft.read_index(token)",
                 (
-                    "        if self.raft.role is Role.LEADER:\n            self.raft.read_index(request.token)\n"
-                    "        else:\n            self.raft.read_states.append((request.token, 0))"
+                    "        if self.raft.role is Role.LEADER:\n            self.raft.read_index(token)\n"
+                    "        else:\n            self.raft.read_states.append((token, 0))"
                 ),
             ),
         ),
@@ -383,8 +383,8 @@ BUGS: tuple[Bug, ...] = (
         (
             (
                 SERVICE + "service",
-                "            life.stage = Stage.LAST_LOOK\n            life.deadline_ms",
-                "            life.stage = Stage.LAST_LOOK\n            return self._finish(life, life.slice)\n            life.deadline_ms",
+                "            life.stage = Stage.LAST_LOOK\n            life.last_look",
+                "            life.stage = Stage.LAST_LOOK\n            return self._finish(life, life.slice)\n            life.last_look",
             ),
         ),
         http=True,

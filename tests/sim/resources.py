@@ -62,7 +62,7 @@ def _waiting_in_service(node: SimNode) -> str:
         "requests of other nodes": service._served_count,
         "forwarded requests": service.forwarding._asked,
         "parts of listings": service._listings._of_part,
-        "live readers": live.count,
+        "live readers": service.live_count or len(live._place) + len(live.streaming),
         "pieces for live readers": live._pieces,
         "watched streams": [stream for watched in live._watched.values() for stream in watched],
     }

@@ -13,7 +13,7 @@ from tests.sim.world import World
 
 def test_a_follower_catches_up_by_snapshot_under_load() -> None:
     """Once a newer snapshot deleted the file that was on its way to the follower, again and again: it fell behind for ever."""
-    snapshots = SnapshotOptions(entries_max=100, tail_entries=20, piece_bytes=400)
+    snapshots = SnapshotOptions(entries_max=60, tail_entries=20, piece_bytes=400)
     group = GroupOptions(command_bytes_max=2_000, entry_bytes_max=2_000, snapshots=snapshots)
     swarm = replace(
         draw(1),
