@@ -402,12 +402,6 @@ BUGS: tuple[Bug, ...] = (
         http=True,
     ),
     Bug(
-        "live reader goes on in another incarnation",
-        "a stream was deleted and made again, and an old reader gets its bytes",
-        ((SERVICE + "live", "return life.slice is None or life.slice.incarnation == slice.incarnation", "return True"),),
-        http=True,
-    ),
-    Bug(
         "event stream kept after its end",
         "found by HTTP seed 1: it leaks, and is served again",
         ((SERVICE + "live", "        self.remove(life)\n        self._forget(life)\n", "        self.remove(life)\n"),),
@@ -458,6 +452,8 @@ BUGS: tuple[Bug, ...] = (
         ),
         http=True,
     ),
+    # Not here: "a live reader goes on in another incarnation" (live._same): delete and create must be applied in one turn with a reader at a boundary
+    # of both. Not within 150 HTTP seeds; tests/unit/test_service.py holds it.
     # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700
     # seeds of this one; tests/scripts/raft/removed_leader_must_finish_its_removal.txt holds it.
 )

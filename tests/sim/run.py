@@ -54,7 +54,7 @@ def play(seed: int, trace: Any = None) -> Outcome:
         world.now_us,
         world.events,
         acked,
-        len(world.history.ops),
+        len(world.history.ops) + world.front_door.judge.judged,
         world.invariants.checks,
         world.faults.count,
         world.net.lost,

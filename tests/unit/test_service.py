@@ -238,6 +238,20 @@ def test_a_forwarded_live_response_whose_stream_is_deleted_ends_and_does_not_sta
     assert cluster.nodes[2].service.pending == 0
 
 
+def test_a_live_response_does_not_go_on_in_another_incarnation() -> None:
+    cluster = Cluster()
+    cluster.create()
+    cluster.append(b"hello")
+    token = cluster.ask(1, "GET", "s?offset=-1&live=sse")
+    again = parse(Head(b"PUT", b"/v1/stream/s", [(b"content-type", b"text/plain")]))
+    gone = parse(Head(b"DELETE", b"/v1/stream/s", []))
+    # In one entry: the reader is never told of the time between.
+    arrived = [(gone, b""), (again, b"HELLO"), (_append_request(), b" again")]
+    cluster.turn(cluster.nodes[1], *(sx.RequestArrived(100 + number, *one) for number, one in enumerate(arrived)))
+    assert cluster.status(1, 101) == 201
+    assert cluster.kinds(1, token) == ["Begin", "End"]
+
+
 def test_a_long_poll_that_is_woken_keeps_to_its_max_bytes() -> None:
     cluster = Cluster()
     cluster.create()
