@@ -371,7 +371,8 @@ def main() -> int:
                     if not node.is_alive():
                         cluster.restart(node)
                     cluster.wait_ready(node)
-    print(f"{passed} passed, {failed} failed, {time.monotonic() - started:.0f} s")
+    print(f"all scenarios: {time.monotonic() - started:.0f} s")
+    print(f"{passed} passed, {failed} failed")
     return int(failed > 0)
 
 
