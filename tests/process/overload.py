@@ -318,7 +318,7 @@ class Round:
         await asyncio.gather(*(share(address, number) for number, address in enumerate(self.addresses)))
 
 
-async def run(seconds: float) -> int:
+async def run(seconds: float, rounds: int) -> int:
     extra = ["--group-count", str(GROUPS)]
     for key, value in SETTINGS.items():
         extra += ["--set", f"{key}={value}"]
@@ -346,8 +346,8 @@ async def run(seconds: float) -> int:
         watching = asyncio.create_task(peaks.watch())
         told = Told()
         rests: list[list[int]] = []
-        for number in (1, 2):
-            one = Round(cluster, number, served * TIMES, seconds / 2, told)
+        for number in range(1, rounds + 1):
+            one = Round(cluster, number, served * TIMES, seconds / rounds, told)
             terms_before = await terms(cluster)
             await one.load()
             loaded = await all_metrics(cluster)
@@ -374,10 +374,11 @@ def judge_memory(cluster: Cluster, peaks: Peaks, rests: list[list[int]], bound: 
         for node, rss in zip(cluster.nodes, peaks.rss, strict=True)
         if rss > bound
     ]
-    # The fullest node of each round: which one that is depends on where the leaders are.
-    first, second = (max(rest) for rest in rests)
+    # The fullest node of each round: which one that is depends on where the leaders are. Too loose to tell a slow leak: five rounds of 6 s were
+    # seen to end at 225, 239, 256, 275 and 295 MB, and why is not known yet.
+    first, second = (max(rest) for rest in rests[-2:])
     if second > first * 1.2 + 20 * MIB:
-        wrong.append(f"{first / 1e6:.0f} MB at rest after the first round, {second / 1e6:.0f} MB after the second")
+        wrong.append(f"{first / 1e6:.0f} MB at rest after the last round but one, {second / 1e6:.0f} MB after the last")
     return wrong
 
 
@@ -417,10 +418,13 @@ def allow_files() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.process.overload", description="Ask a real cluster for ten times what it can serve.")
-    parser.add_argument("--seconds", type=float, default=60, help="of load, in two rounds (%(default)s); 20 is the short form")
+    parser.add_argument("--seconds", type=float, default=60, help="of load, over all rounds (%(default)s); 20 is the short form")
+    parser.add_argument("--rounds", type=int, default=2, help="at least two; more of them tell a plateau from a leak (%(default)s)")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: memory at rest is compared between two")
     allow_files()
-    return uvloop.run(run(options.seconds))
+    return uvloop.run(run(options.seconds, options.rounds))
 
 
 if __name__ == "__main__":
