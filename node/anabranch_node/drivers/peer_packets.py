@@ -98,7 +98,8 @@ class FrameQueue:
         head = queue[0]
         if len(head) > size_max:
             return self._take_part(head, size_max)
-        frames, size = [], 0
+        frames: list[bytes] = []
+        size = 0
         while queue and (not frames or size + len(queue[0]) <= self._together_max):
             frame = queue.popleft()
             frames.append(frame)
