@@ -204,7 +204,8 @@ class PeerNet:
     async def dial(self, address: str) -> Http2Connection:
         """A connection to somebody, its name resolved afresh."""
         connection = await connect(address, self._limits, self._channel_tls, self._ended)
-        self._dialled.add(connection)
+        if not connection.closed:
+            self._dialled.add(connection)
         return connection
 
     def _close_lane(self, key: tuple[int, bool]) -> None:

@@ -137,7 +137,11 @@ class Http2Connection(asyncio.Protocol):
             return
         self.transport.write(h2.goaway(max(self._last_id, 0) if self._accept is not None else 0, code, text))
         self._end_streams(text or "closed")
-        self.transport.close()
+        if code != h2.NO_ERROR and self.transport.can_write_eof():
+            # To close with unread bytes in the socket is to reset it, and the other side might never read why. So it closes first, or time is up.
+            self.transport.write_eof()
+        else:
+            self.transport.close()
         self._ending = self._loop.call_later(_CLOSE_TIMEOUT_S, self.transport.abort)
 
     def abort(self) -> None:
