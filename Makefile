@@ -44,10 +44,15 @@ run: $(NODE_STAMP) ## a durable local cluster with one command: NODES=3 PORT=443
 	@exec $(PY) -m anabranch_node.main dev --nodes $(NODES) --port $(PORT) --data $(DATA)
 
 .PHONY: test
-test: $(STAMP) ## unit tests, scripts and tidiness; then 300 simulation seeds; then five planted bugs
-	$(STAGE) unit 240 $(PY) -m pytest -q -n $(JOBS)
-	$(STAGE) sim 300 $(PY) -m tests.sim.run --seeds 300 --from 0 --jobs $(JOBS)
+test: $(STAMP) ## everything below in its short form: unit, 300 simulation seeds, planted bugs, conformance, real clients, chaos, overload
+	$(STAGE) unit 400 $(PY) -m pytest -q -n $(JOBS)
+	$(STAGE) sim 400 $(PY) -m tests.sim.run --seeds 300 --from 0 --jobs $(JOBS)
 	$(STAGE) planted 240 $(PY) -m tests.planted.run --short
+	$(STAGE) conformance 400 $(PY) -m tests.conformance.run
+	$(STAGE) clients 240 $(PY) -m tests.clients.run
+	$(STAGE) chaos 240 $(PY) -m tests.process.chaos --seconds 60
+	$(STAGE) limits 120 $(PY) -m tests.process.limits
+	$(STAGE) overload 240 $(PY) -m tests.process.overload --seconds 10
 
 .PHONY: lint
 lint: $(STAMP) ## ruff, formatting, strict types, import contracts; runs all of them, then fails if one did
@@ -70,14 +75,23 @@ sim-bugs: $(STAMP) ## plant each known bug and show that the simulator finds it:
 scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expected parts anew, to be read as a diff
 	@$(PY) -m $(if $(REWRITE),tests.scripts.rewrite,pytest -q tests/unit/test_raft_scripts.py)
 
+.PHONY: conformance
+conformance: $(STAMP) ## the public protocol suite against one node, and against three through a connection spreader
+	@$(PY) -m tests.conformance.run
+
+.PHONY: chaos
+chaos: $(STAMP) ## three real nodes killed, paused and cut off under load, and the history judged: MINUTES=5 SEED=7
+	@$(PY) -m tests.process.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
 .PHONY: overload
 overload: $(STAMP) ## ten times the load that a real cluster can serve, thousands of readers and slow clients, and back: SECONDS_OF_LOAD=60
 	@$(PY) -m tests.process.limits
 	@$(PY) -m tests.process.overload --seconds $(SECONDS_OF_LOAD)
 
 .PHONY: bench
-bench: $(STAMP) ## measure the Raft core, the WAL and the host on this machine, and the memory of 100,000 idle streams
+bench: $(STAMP) ## measure core, log and host; the service next to other servers; the memory of 100,000 idle streams
 	@$(PY) -m tests.bench.run
+	@$(PY) -m tests.bench.http_bench
 	@$(PY) -m tests.bench.memory
 
 .PHONY: clients

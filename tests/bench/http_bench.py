@@ -28,6 +28,8 @@ from tests.conformance import node_cache
 from tests.process.cluster import ROOT, Cluster, ClusterFailed, free_port
 
 RUST_SERVER: Final = ROOT.parent / "anabranch-cargo-cache" / "bin" / "durable-streams-server"
+RUST_CRATE: Final = "durable-streams@0.1.5"
+RUST_BUILD_TIMEOUT_S: Final = 900
 REFERENCE_SCRIPT: Final = Path(__file__).resolve().parent / "reference" / "server.mjs"
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -111,8 +113,7 @@ def server(name: str, folder: Path) -> Iterator[Running]:
         return
     port = free_port()
     if name == RUST:
-        if not RUST_SERVER.exists():
-            raise Skipped(f"{RUST_SERVER} is not there")
+        _install_rust_server()
         command = [str(RUST_SERVER), "--host", "127.0.0.1", "--port", str(port), "--data-dir", str(folder), "--durability", "wal"]
     else:
         try:
@@ -139,6 +140,19 @@ def server(name: str, folder: Path) -> Iterator[Running]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _install_rust_server() -> None:
+    """Once, into a cache beside the checkout: about two minutes."""
+    if RUST_SERVER.exists():
+        return
+    if shutil.which("cargo") is None:
+        raise Skipped("there is no cargo to build it with")
+    print(f"building {RUST_CRATE} into {RUST_SERVER.parents[1]}", file=sys.stderr, flush=True)
+    crate, _, version = RUST_CRATE.partition("@")
+    command = ["cargo", "install", "--quiet", "--locked", crate, "--version", version, "--root", str(RUST_SERVER.parents[1])]
+    if subprocess.run(command, stdout=subprocess.DEVNULL, timeout=RUST_BUILD_TIMEOUT_S, check=False).returncode:
+        raise Skipped(f"{RUST_CRATE} could not be built")
 
 
 def load(job: Job) -> Result:
