@@ -16,10 +16,12 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Final, cast
 
 import httptools
 
+from anabranch_node.drivers.telemetry import Histogram
 from anabranch_node.web.reply import Reply, error, render
 from anabranch_node.web.request import BadRequest, Head, Request
 
@@ -117,6 +119,8 @@ class Shared:
         self.drained = asyncio.Event()
         self.by_token: dict[int, ClientConnection] = {}
         self.connections: set[ClientConnection] = set()
+        self.append_us = Histogram()
+        self.read_us = Histogram()
         self.paused: set[ClientConnection] = set()
         """Connections whose transport holds more than its high-water mark: the sweep looks whether they make progress."""
 
@@ -175,6 +179,7 @@ class ClientConnection(asyncio.Protocol):
         "token",
         "waits",  # it has asked to be kept waiting, so a client that hangs up is not interested any more
         "token_reserved",
+        "asked_s",
         "live",
         "pumping",
         # Writing.
@@ -224,6 +229,7 @@ class ClientConnection(asyncio.Protocol):
         self.token = 0
         self.waits = False
         self.token_reserved = 0
+        self.asked_s = 0.0  # 0: not to be timed, since it was asked to wait
         self.live = False
         self.pumping = False
         self.write_paused = False
@@ -644,6 +650,8 @@ class ClientConnection(asyncio.Protocol):
         self.token = token
         self.token_reserved = reserved
         self.waits = request.live != ""
+        # Reads are noted as negative: the answer must know which histogram is theirs.
+        self.asked_s = 0.0 if self.waits else perf_counter() if request.takes_body else -perf_counter()
         plane.by_token[token] = self
         if self.phase == IDLE:
             self.deadline = NEVER
@@ -698,6 +706,11 @@ class ClientConnection(asyncio.Protocol):
         self.token = 0
         if len(data) > _HIGH_WATER_BYTES and plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max and not self.live:
             data = self._too_much_unsent()
+        asked_s = self.asked_s
+        if asked_s > 0:
+            plane.append_us.observe(int((perf_counter() - asked_s) * 1e6))
+        elif asked_s < 0:
+            plane.read_us.observe(int((perf_counter() + asked_s) * 1e6))
         last = close or plane.draining or (self.no_more and not self.queue)
         if last and not self.live:
             data = with_close(data)

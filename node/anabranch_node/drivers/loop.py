@@ -38,8 +38,6 @@ class NodeLoop:
         self.on_told: Callable[[int, Any], None] = lambda token, result: None
         self.on_tick: Callable[[], None] = lambda: None
         self.on_space: Callable[[fx.DiskSpace], None] = lambda space: None
-        self.append_us = Histogram()
-        self.read_us = Histogram()
         self.stalls = 0
         self.turns = 0
         self.turn_us = Histogram()

@@ -636,7 +636,7 @@ class Node:
             for group in host.groups.values()
         ]
         facts.fsync_latency, facts.loop_stall = loop.fsync_us, loop.turn_us
-        facts.append_latency, facts.read_latency = loop.append_us, loop.read_us
+        facts.append_latency, facts.read_latency = plane.append_us, plane.read_us
         facts.live_readers, facts.hot_bytes = service.live_count, host.hot_bytes
         facts.disk_free_bytes, facts.wal_spare_segments = self._space.free_bytes, self._space.spare_segments
         facts.appends, facts.reads, facts.forwarded = service.appends, service.reads, service.forwarded
