@@ -366,6 +366,30 @@ def test_a_goaway_lets_the_streams_it_names_go_on(run: Run) -> None:
     run(test())
 
 
+def test_sending_into_a_dying_connection_never_raises(run: Run) -> None:
+    async def test() -> None:
+        async def script(wire: Wire) -> None:
+            await accept_hello(wire, {h2.INITIAL_WINDOW_SIZE: 1 << 30})
+            wire.write(h2.window_update(0, 1 << 30))
+            await wire.until(h2.DATA)
+            wire.writer.transport.abort()
+
+        server = await WireServer(script).start()
+        node = await Node().start({3: (30, f"127.0.0.1:{server.port}")})
+        for bulk in (False, True):
+            while not node.net.is_connected(3, bulk):  # noqa: ASYNC110 - it comes and goes
+                await asyncio.sleep(0)
+            breaks = len(node.lost)
+            while len(node.lost) == breaks:
+                for size in (1, 1000, 100_000):
+                    node.net.send(3, bulk, bytes(size))
+                await asyncio.sleep(0)
+        await node.net.stop()
+        await server.stop()
+
+    run(test())
+
+
 def test_a_client_that_resets_its_stream_is_lost_and_may_open_another(run: Run) -> None:
     async def test() -> None:
         node = await Node().start()
@@ -589,8 +613,14 @@ def test_calls_connections_and_streams_are_counted(run: Run) -> None:
         second = await Wire.dial(node.net.port)
         await second.until(h2.SETTINGS)
         third = await Wire.dial(node.net.port)
-        await third.closed()
-        for each in (wire, second, third):
+        await second.closed()  # it did nothing, and made room
+        wire.write(h2.rst_stream(1, h2.CANCEL) + h2.frame(h2.PING, 0, 0, b"barrier!"))
+        await wire.until(h2.PING)
+        third.open()
+        await third.until(h2.DATA)
+        fourth = await Wire.dial(node.net.port)
+        await fourth.closed()
+        for each in (wire, third):
             each.close()
         await node.net.stop()
         node = await Node().start()

@@ -77,7 +77,7 @@ class PeerNet:
         self._said: dict[int, str] = {}
         self._refused: dict[int, str] = {}
         self._server: asyncio.Server | None = None
-        self._accepted: set[Http2Connection] = set()
+        self._accepted: dict[Http2Connection, None] = {}  # the oldest first
         self._dialled: set[Http2Connection] = set()
         self._gone = asyncio.Event()
         self._rpcs = self._calls_bytes = 0
@@ -239,9 +239,16 @@ class PeerNet:
         return Http2Connection(self._limits, self._accept_stream, self._opens, self._ended, self._on_read)
 
     def _opens(self, connection: Http2Connection) -> bool:
-        if self._stopping or len(self._accepted) >= self.options.connections_max:
+        """When there is no room, the oldest connection that does nothing makes it: strangers who only connect do not lock a peer out."""
+        if self._stopping:
             return False
-        self._accepted.add(connection)
+        if len(self._accepted) >= self.options.connections_max:
+            idle = next((other for other in self._accepted if not other.streams), None)
+            if idle is None:
+                return False
+            del self._accepted[idle]
+            idle.abort()
+        self._accepted[connection] = None
         return True
 
     def _on_read(self, begins: bool) -> None:
@@ -252,7 +259,7 @@ class PeerNet:
                 lane.flush()
 
     def _ended(self, connection: Http2Connection) -> None:
-        self._accepted.discard(connection)
+        self._accepted.pop(connection, None)
         self._dialled.discard(connection)
         self._gone.set()
 
@@ -328,7 +335,11 @@ class PeerNet:
                 _log.exception("call %r failed", request.method)
                 stream.end(h2.INTERNAL, f"{type(error).__name__}: {error}")
                 return
-        stream.answer(answer.SerializeToString())
+        answered = answer.SerializeToString()
+        if not stream.allows(len(answered)):
+            stream.end(h2.RESOURCE_EXHAUSTED, "no room for the answer")
+            return
+        stream.answer(answered)
         stream.end(h2.OK)
 
 

@@ -258,7 +258,7 @@ class Http2Connection(asyncio.Protocol):
         try:
             self._read(data)
         except Http2Error as error:
-            _log.info("a peer connection broke the protocol: %s", error)
+            _log.debug("a peer connection broke the protocol: %s", error)  # a port scan fills no log
             self.close(error.code, str(error))
         except Exception:
             _log.exception("a peer connection failed")
