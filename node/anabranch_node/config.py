@@ -116,7 +116,7 @@ class NodeConfig:
     snapshot_tail_entries: int = _number(1_000, 0, 1 << 40, _STORAGE, "log entries kept below a snapshot for followers that are a little behind")
     disk_free_min_bytes: int = _number(256 << 20, 0, 1 << 50, _STORAGE, "with less free disk than this, writes are refused before the disk is full")
 
-    drain_ms: int = _number(8_000, 0, 600_000, _SEEING, "after SIGTERM: serve on for at most this while leaders move away")
+    drain_ms: int = _number(8_000, 0, 600_000, _SEEING, "after SIGTERM: serve on for this long while leaders move away and load balancers notice")
     stop_timeout_ms: int = _number(50_000, 100, 3_600_000, _SEEING, "after SIGTERM: exit at the latest after this")
     log_level: str = _text("info", _SEEING, "least severe lines that are logged", LOG_LEVELS)
     log_format: str = _text("text", _SEEING, "lines for people, or one JSON object per line", LOG_FORMATS)

@@ -38,7 +38,7 @@ class PartitionedCluster(Cluster):
             (self.data / name / "data").mkdir(parents=True, exist_ok=True)
             argv = [sys.executable, "-m", "anabranch_node.main", "serve", "--name", name, "--data-dir", str(self.data / name / "data")]
             argv += ["--client-listen", client, "--admin-listen", admin, "--peer-listen", peer, "--peer-advertise", advertised[i]]
-            argv += ["--peers", ",".join(advertised), *self.extra]
+            argv += ["--peers", ",".join(advertised), "--drain-ms", "500", *self.extra]
             self.nodes.append(Node(name, 0, client, admin, peer, argv, env))
         self.proxies.start()
         for node in self.nodes:

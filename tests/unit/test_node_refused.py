@@ -12,7 +12,10 @@ from anabranch_node.config import NodeConfig
 from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.cluster.machine import MetaMachine
 from anabranch_node.core.cluster.results import ClusterRefusal, NodeRefused, NodeRegistered
+from anabranch_node.core.cluster.view import ClusterView, encode_view
+from anabranch_node.drivers.admin_http import AdminRefused
 from anabranch_node.drivers.node import JoinAnswer, Node
+from anabranch_proto.admin import InitRequest
 from anabranch_proto.ids import NodeIdentity
 
 
@@ -48,5 +51,27 @@ def test_a_refused_node_stops_and_one_that_is_only_early_does_not(tmp_path: Path
         await asyncio.wait_for(node._keep_registered(), 5)
         assert not answers
         assert node._ended.is_set() and "an old copy" in node._failure
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("cluster_id", ["c1", "c2"])
+def test_init_is_refused_where_a_peer_is_in_a_cluster_already(tmp_path: Path, cluster_id: str) -> None:
+    """The same id sent to a second node would make a second meta group under one name."""
+
+    async def scenario() -> None:
+        node = Node(NodeConfig(name="n2", data_dir=str(tmp_path), peers=("127.0.0.1:1", "127.0.0.1:2")))
+
+        async def call(address: str, method: str, *_: Any) -> bytes:
+            if address.endswith(":1"):
+                raise OSError("nobody is there")
+            assert method == "view"
+            return encode_view(ClusterView(1, "c1", 4, 3, [], []))
+
+        node._peers.call = call  # type: ignore[method-assign]
+        with pytest.raises(AdminRefused) as refused:
+            await node.init(InitRequest(cluster_id))
+        assert refused.value.status == 409
+        assert node._identity is None, "nothing was written"
 
     asyncio.run(scenario())

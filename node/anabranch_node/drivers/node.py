@@ -77,6 +77,7 @@ FIRST_REPLICA = 1
 JOIN_RETRY_S = 0.5
 LOG_BEGUN = "log-begun"
 CALL_TIMEOUT_S = 12.0
+INIT_PEER_TIMEOUT_S = 2.0
 _ASK_TOKENS = 1 << 60
 
 
@@ -491,6 +492,7 @@ class Node:
             if self._identity is not None and self._identity.cluster_id != request.cluster_id:
                 raise AdminRefused(409, "other_cluster", f"this node belongs to cluster {self._identity.cluster_id}")
             if self._identity is None:
+                await self._refuse_second_init(request.cluster_id)
                 self._write_identity(NodeIdentity(request.cluster_id, 1, self._incarnation))
         await asyncio.wait_for(self._opened.wait(), 25.0)
         await asyncio.wait_for(self._log_begun.wait(), 25.0)
@@ -512,6 +514,18 @@ class Node:
             definite = getattr(result, "definite", True)
             raise AdminRefused(409 if definite else 503, "init_refused" if definite else "outcome_unknown", str(result))
         return InitAnswer(request.cluster_id, result.group_count, result.replication_factor, result.created)
+
+    async def _refuse_second_init(self, cluster_id: str) -> None:
+        """A peer that is in a cluster already was the one that init was for: we join it. Asked of those who answer; that the others are not
+        initialised, too, is the promise of whoever calls init on one node only."""
+        for address in self._peer_addresses():
+            try:
+                view = decode_view(await self._peers.call(address, "view", b"", INIT_PEER_TIMEOUT_S))
+            except Exception as error:
+                log.debug("init asks %s: %s", address, error)
+                continue
+            same = "it" if view.cluster_id == cluster_id else f"cluster {view.cluster_id}"
+            raise AdminRefused(409, "initialized_elsewhere", f"the node at {address} is in {same} already; this node joins {same} by itself")
 
     async def transfer(self, group: int, to_node: int | None) -> TransferAnswer | None:
         held = self._group(group)
@@ -661,7 +675,9 @@ class Node:
         try:
             if host is not None and loop is not None and plane is not None:
                 deadline = time.monotonic() + self.config.drain_ms / 1000
-                while time.monotonic() < deadline and self._hand_over(host, loop):  # noqa: ASYNC110 - it asks again at each tick
+                while time.monotonic() < deadline:
+                    # To the end, though nothing may be left: load balancers need this time to notice that we are not ready.
+                    self._hand_over(host, loop)
                     await asyncio.sleep(self.config.tick_ms / 1000)
                 loop.push(EndLive())
                 if self._server is not None:
@@ -670,16 +686,12 @@ class Node:
         finally:
             self._ended.set()
 
-    def _hand_over(self, host: Host, loop: NodeLoop) -> bool:
-        """Ask a successor of each group that we still lead. False: there is nothing left to hand over."""
-        left = False
+    def _hand_over(self, host: Host, loop: NodeLoop) -> None:
+        """Ask a successor of each group that we still lead."""
         for number in host.leads():
             target = self._successor(host.groups[number], None)
-            if target is not None:
-                left = True
-                if not host.groups[number].raft.transfer_to:
-                    loop.push(fx.TransferLeadership(self._next_token(), number, target))
-        return left
+            if target is not None and not host.groups[number].raft.transfer_to:
+                loop.push(fx.TransferLeadership(self._next_token(), number, target))
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
