@@ -7,6 +7,7 @@ An exception in a turn stops the node: what it would write next cannot be truste
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ class NodeLoop:
         self._stopped = False
         self._inline_after = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._written: dict[int, float] = {}  # ticket -> when it was handed over
+        self._handed_over: deque[tuple[int, float]] = deque()  # writes that the disk thread has not reported yet: (ticket, since when)
         self._perform_one: dict[type[Any], Callable[[Any], None]] = {
             fx.SendFrame: self._send_frame,
             fx.PeerRefused: lambda effect: log.debug("peer %s: %s", effect.node, effect.reason),
@@ -88,9 +89,8 @@ class NodeLoop:
     def _reported(self, events: list[Any]) -> None:
         for event in events:
             if type(event) is fx.Synced:
-                handed_over = self._written.pop(event.ticket, None)
-                if handed_over is not None:
-                    self.fsync_us.observe(int((time.perf_counter() - handed_over) * 1e6))
+                while self._handed_over and self._handed_over[0][0] <= event.ticket:
+                    self.fsync_us.observe(int((time.perf_counter() - self._handed_over.popleft()[1]) * 1e6))
             elif type(event) is fx.DiskSpace:
                 self.on_space(event)
             elif isinstance(event, fx.SnapshotFailed):
@@ -185,11 +185,7 @@ class NodeLoop:
             if not self.disk.submit(wal):
                 self._held = wal + rest
                 return
-            for effect in wal:
-                if type(effect) is fx.WalWrite:
-                    self._written[effect.ticket] = now
-            if len(self._written) > 10_000:
-                self._written.clear()
+            self._handed_over.extend((effect.ticket, now) for effect in wal if type(effect) is fx.WalWrite)
         for position, effect in enumerate(rest):
             if not self.snapshots.submit(effect):
                 self._held = rest[position:]
@@ -207,6 +203,7 @@ class NodeLoop:
             and not self._events
             and now > self._inline_after
             and self.service.pending <= 1
+            and not self._handed_over  # the thread may be done, but its report still on the way: ours must not overtake it
             and self.disk.queued_bytes == 0
         )
 
