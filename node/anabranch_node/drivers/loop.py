@@ -41,7 +41,8 @@ class NodeLoop:
         self.stalls = 0
         self.turns = 0
         self.turn_us = Histogram()
-        self.fsync_us = Histogram()
+        self.late_us = Histogram()
+        self.frames_received = 0
         self._peers = peers
         self._tick_s = tick_ms / 1000
         self._stop = stop
@@ -52,7 +53,7 @@ class NodeLoop:
         self._stopped = False
         self._inline_after = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._written: dict[int, float] = {}  # ticket -> when it was handed over
+        self._tick_due_s = 0.0
         self._perform_one: dict[type[Any], Callable[[Any], None]] = {
             fx.SendFrame: self._send_frame,
             fx.PeerRefused: lambda effect: log.debug("peer %s: %s", effect.node, effect.reason),
@@ -76,6 +77,7 @@ class NodeLoop:
         self.push(RequestGone(token))
 
     def on_frame(self, node: int, data: bytes) -> None:
+        self.frames_received += 1
         self.push(fx.FrameReceived(node, data))
 
     def on_lost(self, node: int) -> None:
@@ -87,11 +89,7 @@ class NodeLoop:
 
     def _reported(self, events: list[Any]) -> None:
         for event in events:
-            if type(event) is fx.Synced:
-                handed_over = self._written.pop(event.ticket, None)
-                if handed_over is not None:
-                    self.fsync_us.observe(int((time.perf_counter() - handed_over) * 1e6))
-            elif type(event) is fx.DiskSpace:
+            if type(event) is fx.DiskSpace:
                 self.on_space(event)
             elif isinstance(event, fx.SnapshotFailed):
                 log.warning("snapshot of group %s: %s", event.key.group, event.reason)
@@ -102,11 +100,16 @@ class NodeLoop:
         self._schedule()
 
     def start(self) -> None:
+        self._tick_due_s = time.perf_counter()
         self._tick()
 
     def _tick(self) -> None:
         if self._stopped:
             return
+        now_s = time.perf_counter()
+        # Not by the loop's own clock: uvloop's stands still while a callback runs. Its timers are kept in whole milliseconds, so one may come early.
+        self.late_us.observe(max(0, int((now_s - self._tick_due_s) * 1e6)))
+        self._tick_due_s = now_s + self._tick_s
         due = self._loop.time()
         self.push(fx.Tick())
         self.on_tick()
@@ -176,20 +179,13 @@ class NodeLoop:
             now = time.perf_counter()
             if not rest and self._is_alone(wal, now):
                 events = self.disk.perform_now(wal)
-                took_s = time.perf_counter() - now
-                self.fsync_us.observe(int(took_s * 1e6))
-                if took_s > INLINE_SYNC_MAX_S:
+                if time.perf_counter() - now > INLINE_SYNC_MAX_S:
                     self._inline_after = now + INLINE_PAUSE_S
                 self._reported(events)
                 return
             if not self.disk.submit(wal):
                 self._held = wal + rest
                 return
-            for effect in wal:
-                if type(effect) is fx.WalWrite:
-                    self._written[effect.ticket] = now
-            if len(self._written) > 10_000:
-                self._written.clear()
         for position, effect in enumerate(rest):
             if not self.snapshots.submit(effect):
                 self._held = rest[position:]
