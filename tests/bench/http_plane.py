@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 import uvloop
 
 from anabranch_node.drivers.http_protocol import ClientOptions, ClientPlane
-from anabranch_node.web.request import Head, Request
+from anabranch_node.web.request import Head, Kind, Request
 
 CONNECTIONS = 64
 SECONDS = 4
@@ -38,9 +38,10 @@ LIVE_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: tex
 class Asked(NamedTuple):
     takes_body: bool
     live: str
+    kind: Kind
 
 
-_POST, _GET = cast(Request, Asked(True, "")), cast(Request, Asked(False, "sse"))
+_POST, _GET = cast(Request, Asked(True, "", Kind.APPEND)), cast(Request, Asked(False, "sse", Kind.READ))
 
 
 def parse(head: Head) -> Request:

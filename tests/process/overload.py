@@ -388,7 +388,7 @@ def judge_counters(loaded: list[dict[str, float]]) -> list[str]:
     total: Counter[str] = Counter()
     for each in loaded:
         total.update({key: int(value) for key, value in each.items()})
-    for key in ("live_dropped_total", 'rejected_total{code="head_timeout"}', 'rejected_total{code="body_timeout"}'):
+    for key in ("slow_readers_dropped_total", 'rejected_total{code="head_timeout"}', 'rejected_total{code="body_timeout"}'):
         if not total[key]:
             wrong.append(f"no node counted {key}")
     return wrong
@@ -400,7 +400,7 @@ def report(told: Told, loaded: list[dict[str, float]]) -> None:
     print("connections ended by a node: " + ", ".join(f"{count} x {name}" for name, count in sorted(told.closed_by_node.items())))
     for number, each in enumerate(loaded):
         refused = {key[21:-2]: int(value) for key, value in each.items() if key.startswith("rejected_total{")}
-        print(f"node {number}: {int(each['live_dropped_total'])} slow readers dropped, refused {refused}")
+        print(f"node {number}: {int(each['slow_readers_dropped_total'])} slow readers dropped, refused {refused}")
     refusals = sum(count for name, count in told.answers.items() if " 503 " in name or " 429 " in name)
     if not refusals:
         told.violation("nothing was refused: this was no overload")

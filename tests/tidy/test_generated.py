@@ -1,8 +1,9 @@
-"""Generated code that is committed equals what its source gives: nobody edits it by hand, nobody forgets to generate it."""
+"""What is generated and committed equals what its source gives: nobody edits it by hand, nobody forgets to generate it."""
 
 import importlib.util
 from pathlib import Path
 
+from anabranch_node.drivers import telemetry
 from tests.tidy.source_tree import ROOT
 
 
@@ -15,3 +16,8 @@ def test_peer_pb2_is_what_peer_proto_gives(tmp_path: Path) -> None:
     for name in module.NAMES:
         committed = (ROOT / "proto" / "anabranch_proto" / name).read_bytes()
         assert committed == (tmp_path / name).read_bytes(), f"{name} is not what peer.proto gives; run `python proto/generate.py`"
+
+
+def test_the_page_of_metrics_is_what_telemetry_gives() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert page == telemetry.reference(), "run `python -m anabranch_node.drivers.telemetry > docs/metrics.md`"

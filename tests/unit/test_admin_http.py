@@ -209,14 +209,14 @@ def test_histogram_counts_by_upper_bound() -> None:
 
 
 def test_two_nodes_do_not_share_a_histogram() -> None:
-    NodeFacts().append_latency.observe(5)
-    assert NodeFacts().append_latency.count == 0
+    NodeFacts().append_seconds.observe(5)
+    assert NodeFacts().append_seconds.count == 0
 
 
 def test_the_exposition_is_what_prometheus_reads() -> None:
-    facts = NodeFacts(version="1", state="active", groups=[GroupFacts(1, True, 3, 99)], rejected={"overloaded": 2}, responses={200: 5})
+    facts = NodeFacts(version="1", state="active", groups=[GroupFacts(1, True, 3, 99)], rejected={"overloaded": 2}, responses={"200": 5})
     for us in (60, 60, 70_000_000):
-        facts.append_latency.observe(us)
+        facts.append_seconds.observe(us)
     families = {family.name: family for family in text_string_to_metric_families(exposition(NodeCollector(lambda: facts).collect()).decode())}
     samples = {(sample.name, *sample.labels.values()): sample.value for family in families.values() for sample in family.samples}
     assert samples["anabranch_append_seconds_bucket", "0.0001"] == 2

@@ -291,6 +291,13 @@ def test_a_slow_peer_fills_its_own_queue_and_delays_nobody() -> None:
             assert a.net.send(2, True, b"%d" % number)
             await b.until(lambda number=number: len(b.frames) == number + 1)  # type: ignore[misc]
         assert a.net.queued_bytes(3, True) > 16 << 20, "the slow peer is still stuck"
+        dropped, sent = a.net.frames_dropped, a.net.frames_sent
+        assert (dropped, a.net.nodes_connected) == (2, 2) and sent > 200
+        assert not a.net.send(9, False, b"to nobody")
+        a.net.set_peers(b.entry)
+        while a.net.frames_dropped < dropped + 64:  # noqa: ASYNC110 - what the queues held; nobody tells when they are let go
+            await asyncio.sleep(0)
+        assert (a.net.frames_sent, a.net.nodes_connected) == (sent, 1)
         deaf.release.set()
         await stop(a, b)
         await deaf.server.stop(None)

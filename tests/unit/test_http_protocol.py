@@ -14,7 +14,7 @@ import uvloop
 
 from anabranch_node.drivers.http_protocol import ClientOptions, ClientPlane
 from anabranch_node.web.reply import error
-from anabranch_node.web.request import BadRequest, Head, Request
+from anabranch_node.web.request import BadRequest, Head, Kind, Request
 
 LIMIT_S = 20.0
 SHORT_S = 0.05
@@ -32,13 +32,16 @@ class Asked(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     takes_body: bool
     live: str
+    kind: Kind
 
 
 def parse(head: Head) -> Request:
     if head.target.startswith(b"/bad"):
         raise BadRequest(error(400, "bad_offset", "bad offset"))
     live = "sse" if head.target.startswith(b"/live") else "long-poll" if head.target.startswith(b"/poll") else ""
-    return cast(Request, Asked(head.method, head.target, head.headers, head.method in (b"POST", b"PUT"), live))
+    kinds = {b"GET": Kind.READ, b"POST": Kind.APPEND, b"PUT": Kind.CREATE, b"DELETE": Kind.DELETE, b"HEAD": Kind.HEAD}
+    kind = kinds.get(head.method, Kind.PREFLIGHT)
+    return cast(Request, Asked(head.method, head.target, head.headers, kind in (Kind.APPEND, Kind.CREATE), live, kind))
 
 
 class Answer(NamedTuple):
@@ -721,6 +724,28 @@ def test_a_live_response_is_begun_written_broadcast_and_ended() -> None:
                 assert (await client.answer()).body == b"ok"
                 client.close()
             assert made.cancelled.empty()
+
+    on_loop(scenario)()
+
+
+def test_each_response_counts_once_by_its_status_and_is_timed_as_what_it_answers() -> None:
+    async def scenario() -> None:
+        async with rig() as made:
+            client = await made.connect()
+            post = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
+            bad = b"GET /bad HTTP/1.1\r\nHost: h\r\n\r\n"
+            await client.send(GET + bad + post + post + post.replace(b"POST", b"PUT"))
+            assert [(await client.answer()).status for _ in range(5)] == [200, 400, 200, 200, 200]
+            await client.send(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            token = await made.held.get()
+            made.plane.begin(token, HEAD_LIVE)
+            made.plane.end(token, b"0\r\n\r\n")
+            await client.until(b"0\r\n\r\n")
+            await client.send(b"nonsense\r\n\r\n")
+            assert (await client.answer()).status == 400
+            assert made.plane.counters.responses == {b"200": 5, b"400": 2}
+            assert (made.plane.append_us.count, made.plane.read_us.count) == (2, 1), "a create is no append, a live read waits by its own wish"
+            client.close()
 
     on_loop(scenario)()
 

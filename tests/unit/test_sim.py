@@ -202,7 +202,7 @@ def leave_a_transfer(node: Any) -> None:
 
 
 def leave_a_waiter(node: Any) -> None:
-    next(iter(node.host.groups.values())).waiters.add(9, 1, [1], [Append("b/1-0", b"x", 0, None)])
+    next(iter(node.host.groups.values())).waiters.add(9, 1, 0, [1], [Append("b/1-0", b"x", 0, None)])
 
 
 def leave_an_orphan(node: Any) -> None:

@@ -7,10 +7,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from anabranch_node.core.effects import DiskFailed, SegmentCreate, SnapshotAppend, SnapshotReceive, SnapshotsDelete, WalWrite
 from anabranch_node.drivers.snapshot_disk import SnapshotDisk, SnapshotEffect, SnapshotEvent
+from anabranch_node.drivers.telemetry import Histogram
 from anabranch_node.drivers.wal_disk import WalDisk, WalEffect, WalEvent
 
 Effect = TypeVar("Effect")
@@ -104,6 +106,7 @@ class DiskThread:
     ) -> None:
         self._disk = disk
         self._report = report
+        self.sync_us = Histogram()  # written by whoever performs, which is one thread at a time
         self._space_interval_s = space_interval_s
         self._wake = threading.Event()
         self._wake.set()
@@ -144,7 +147,11 @@ class DiskThread:
         for effects in batches:
             for effect in effects:
                 events += disk.write(effect)
-        events += disk.sync()
+        started = perf_counter()
+        synced = disk.sync()
+        if synced:
+            self.sync_us.observe(int((perf_counter() - started) * 1e6))
+            events += synced
         if disk.spares_missing:
             self._wake.set()
         return events

@@ -81,6 +81,7 @@ class PeerNet:
         self._dialled: set[Http2Connection] = set()
         self._gone = asyncio.Event()
         self._rpcs = self._calls_bytes = 0
+        self.frames_sent = self.frames_dropped = 0
         self.reading = False  # frames that are sent now leave together when the read is over
         self.held_lanes: list[Lane] = []
         self._limits = Http2Limits(
@@ -144,11 +145,19 @@ class PeerNet:
 
     def send(self, node: int, bulk: bool, data: bytes) -> bool:
         lane = self._lanes.get((node, bulk))
-        return lane is not None and lane.send(data)
+        if lane is None or not lane.send(data):
+            self.frames_dropped += 1
+            return False
+        self.frames_sent += 1
+        return True
 
     def is_connected(self, node: int, bulk: bool = False) -> bool:
         lane = self._lanes.get((node, bulk))
         return lane is not None and lane.up
+
+    @property
+    def nodes_connected(self) -> int:
+        return sum(lane.up for (_, bulk), lane in self._lanes.items() if not bulk)
 
     def queued_bytes(self, node: int, bulk: bool) -> int:
         lane = self._lanes.get((node, bulk))

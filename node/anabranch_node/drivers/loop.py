@@ -42,7 +42,8 @@ class NodeLoop:
         self.stalls = 0
         self.turns = 0
         self.turn_us = Histogram()
-        self.fsync_us = Histogram()
+        self.late_us = Histogram()
+        self.frames_received = 0
         self._peers = peers
         self._tick_s = tick_ms / 1000
         self._stop = stop
@@ -53,7 +54,8 @@ class NodeLoop:
         self._stopped = False
         self._inline_after = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._handed_over: deque[tuple[int, float]] = deque()  # writes that the disk thread has not reported yet: (ticket, since when)
+        self._handed_over: deque[int] = deque()  # tickets of writes that the disk thread has not reported yet
+        self._tick_due_s = 0.0
         self._perform_one: dict[type[Any], Callable[[Any], None]] = {
             fx.SendFrame: self._send_frame,
             fx.PeerRefused: lambda effect: log.debug("peer %s: %s", effect.node, effect.reason),
@@ -77,6 +79,7 @@ class NodeLoop:
         self.push(RequestGone(token))
 
     def on_frame(self, node: int, data: bytes) -> None:
+        self.frames_received += 1
         self.push(fx.FrameReceived(node, data))
 
     def on_lost(self, node: int) -> None:
@@ -89,8 +92,8 @@ class NodeLoop:
     def _reported(self, events: list[Any]) -> None:
         for event in events:
             if type(event) is fx.Synced:
-                while self._handed_over and self._handed_over[0][0] <= event.ticket:
-                    self.fsync_us.observe(int((time.perf_counter() - self._handed_over.popleft()[1]) * 1e6))
+                while self._handed_over and self._handed_over[0] <= event.ticket:
+                    self._handed_over.popleft()
             elif type(event) is fx.DiskSpace:
                 self.on_space(event)
             elif isinstance(event, fx.SnapshotFailed):
@@ -102,11 +105,16 @@ class NodeLoop:
         self._schedule()
 
     def start(self) -> None:
+        self._tick_due_s = time.perf_counter()
         self._tick()
 
     def _tick(self) -> None:
         if self._stopped:
             return
+        now_s = time.perf_counter()
+        # Not by the loop's own clock: uvloop's stands still while a callback runs. Its timers are kept in whole milliseconds, so one may come early.
+        self.late_us.observe(max(0, int((now_s - self._tick_due_s) * 1e6)))
+        self._tick_due_s = now_s + self._tick_s
         due = self._loop.time()
         self.push(fx.Tick())
         self.on_tick()
@@ -139,14 +147,12 @@ class NodeLoop:
 
     def perform(self, effects: list[Any]) -> None:
         plane = self.plane
-        by_token = {} if plane is None else plane.by_token
         disk: list[Any] = []
         for effect in effects:
             kind = type(effect)
             if kind is Respond:
-                connection = by_token.pop(effect.token, None)  # as plane.respond(); None: that client is gone
-                if connection is not None:
-                    connection.answer(effect.data, False)
+                if plane is not None:
+                    plane.respond(effect.token, effect.data)
             elif kind is Broadcast:
                 if plane is not None:
                     plane.broadcast(effect.tokens, effect.data)
@@ -176,16 +182,14 @@ class NodeLoop:
             now = time.perf_counter()
             if not rest and self._is_alone(wal, now):
                 events = self.disk.perform_now(wal)
-                took_s = time.perf_counter() - now
-                self.fsync_us.observe(int(took_s * 1e6))
-                if took_s > INLINE_SYNC_MAX_S:
+                if time.perf_counter() - now > INLINE_SYNC_MAX_S:
                     self._inline_after = now + INLINE_PAUSE_S
                 self._reported(events)
                 return
             if not self.disk.submit(wal):
                 self._held = wal + rest
                 return
-            self._handed_over.extend((effect.ticket, now) for effect in wal if type(effect) is fx.WalWrite)
+            self._handed_over.extend(effect.ticket for effect in wal if type(effect) is fx.WalWrite)
         for position, effect in enumerate(rest):
             if not self.snapshots.submit(effect):
                 self._held = rest[position:]

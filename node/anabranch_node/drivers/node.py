@@ -39,7 +39,7 @@ from anabranch_node.drivers.grpc_peer import CallRefused, Hello, PeerNet, PeerOp
 from anabranch_node.drivers.http_protocol import ClientOptions, ClientPlane
 from anabranch_node.drivers.loop import NodeLoop
 from anabranch_node.drivers.snapshot_disk import SnapshotDisk
-from anabranch_node.drivers.telemetry import GroupFacts, NodeCollector, NodeFacts
+from anabranch_node.drivers.telemetry import GroupFacts, NodeCollector, NodeFacts, histogram_by_bits
 from anabranch_node.drivers.wal_disk import WalDisk, WalDiskOptions
 from anabranch_node.engine.cluster_flow import ClusterFlow, caught_up
 from anabranch_node.engine.group import Group, GroupOptions
@@ -285,7 +285,8 @@ class Node:
     def _host_options(self) -> HostOptions:
         config = self.config
         return HostOptions(
-            raft=RaftOptions(election_ticks=config.election_ticks, heartbeat_ticks=config.heartbeat_ticks),
+            # 64 groups keep at most 64 MiB of their logs in memory; a follower further behind is served from the disk.
+            raft=RaftOptions(election_ticks=config.election_ticks, heartbeat_ticks=config.heartbeat_ticks, log_memory_bytes_max=1 << 20),
             group=GroupOptions(
                 command_bytes_max=min(config.body_bytes_max + (6 << 20), config.segment_bytes // 2 - 4096),
                 snapshots=SnapshotOptions(
@@ -643,21 +644,31 @@ class Node:
             GroupFacts(
                 group.id,
                 group.raft.role is Role.LEADER and not group.fenced,
-                group.raft.log.committed - group.raft.applied,
+                lag_entries(group),
                 group.machine.hot_bytes,
                 bool(group.fenced),
             )
             for group in host.groups.values()
         ]
-        facts.fsync_latency, facts.loop_stall = loop.fsync_us, loop.turn_us
-        facts.append_latency, facts.read_latency = plane.append_us, plane.read_us
+        facts.append_seconds, facts.read_seconds = plane.append_us, plane.read_us
+        facts.commit_seconds = histogram_by_bits(host.counts.commits, host.counts.commit_ms)
+        facts.turn_seconds, facts.loop_stall_seconds = loop.turn_us, loop.late_us
+        if loop.disk is not None:
+            facts.fsync_seconds = loop.disk.sync_us
         facts.live_readers, facts.hot_bytes = service.live_count, host.hot_bytes
         facts.disk_free_bytes, facts.wal_spare_segments = self._space.free_bytes, self._space.spare_segments
-        facts.appends, facts.reads, facts.forwarded = service.appends, service.reads, service.forwarded
+        facts.wal_live_segments = host.wal_segments
+        facts.appends, facts.append_bytes = service.appends, service.append_bytes
+        facts.reads, facts.read_bytes = service.reads, service.read_bytes + service.live.event_bytes
+        facts.live_events, facts.forwarded = service.live.events, service.forwarded
+        facts.elections, facts.snapshots = host.elections, host.counts.snapshots
+        facts.peers_reachable, facts.peer_frames_received = self._peers.nodes_connected, loop.frames_received
+        facts.peer_frames_sent, facts.peer_frames_dropped = self._peers.frames_sent, self._peers.frames_dropped
         facts.connections = plane.counters.connections_open
         facts.inflight_bytes, facts.unsent_bytes = plane.inflight_bytes, plane.unsent_bytes
-        facts.live_dropped = plane.counters.slow_readers_dropped
+        facts.slow_readers_dropped = plane.counters.slow_readers_dropped
         facts.rejected = dict(plane.counters.rejected)
+        facts.responses = {status.decode(): count for status, count in plane.counters.responses.items()}
         return facts
 
     # --- the end -----------------------------------------------------------------------------------------------------------------
@@ -734,6 +745,12 @@ def client_options(config: NodeConfig) -> ClientOptions:
         idle_timeout_s=config.idle_timeout_ms / 1000,
         write_stall_timeout_s=config.write_timeout_ms / 1000,
     )
+
+
+def lag_entries(group: Group) -> int:
+    """What is committed is applied in the same turn, so that only the leader knows of a lag: that of its followers."""
+    raft = group.raft
+    return max((raft.log.last_index - progress.match for progress in raft.progress.values()), default=0)
 
 
 def _role(group: Group) -> GroupRole:

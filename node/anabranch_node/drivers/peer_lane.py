@@ -181,6 +181,7 @@ class Lane:
         finally:
             self.up = False
             self._stream = self._over = None
+            self._net.frames_dropped += len(self.queue.frames)
             self.queue.clear()
             if epoch >= 0 and not self._closed:
                 self._net.broke(self.node, epoch)

@@ -51,27 +51,35 @@ class Histogram:
         return 0
 
 
+def histogram_by_bits(counts: list[int], sum_ms: int) -> Histogram:
+    """Of times in whole milliseconds, counted by bit length (engine/counts.py): those at [n] took less than 2 ** n ms, the last ones any time."""
+    histogram = Histogram(tuple(1_000 << bits for bits in range(len(counts) - 1)))
+    histogram.counts = list(counts)
+    histogram.sum_us = sum_ms * 1_000
+    return histogram
+
+
 class GroupFacts(Struct, gc=False):
     group: int
     is_leader: bool
-    lag_entries: int  # committed and not yet applied here
+    lag_entries: int
     hot_bytes: int
     fenced: bool = False
 
 
 class NodeFacts(Struct, kw_only=True):
-    """What a scrape sees. Histograms are the live objects, not copies: rendering happens on the loop's own thread."""
+    """What a scrape sees, by the names of the tables below. Rendered on the loop's own thread; histograms are the live objects, not copies."""
 
     state: str = "uninitialized"
     ready: bool = False
     version: str = ""
     uptime_ms: int = 0
-    append_latency: Histogram = field(default_factory=Histogram)
-    read_latency: Histogram = field(default_factory=Histogram)
-    fsync_latency: Histogram = field(default_factory=Histogram)
-    commit_latency: Histogram = field(default_factory=Histogram)
-    apply_latency: Histogram = field(default_factory=Histogram)
-    loop_stall: Histogram = field(default_factory=Histogram)
+    append_seconds: Histogram = field(default_factory=Histogram)
+    read_seconds: Histogram = field(default_factory=Histogram)
+    fsync_seconds: Histogram = field(default_factory=Histogram)
+    commit_seconds: Histogram = field(default_factory=Histogram)
+    turn_seconds: Histogram = field(default_factory=Histogram)
+    loop_stall_seconds: Histogram = field(default_factory=Histogram)
     groups: list[GroupFacts] = []
     connections: int = 0
     live_readers: int = 0
@@ -87,49 +95,59 @@ class NodeFacts(Struct, kw_only=True):
     reads: int = 0
     read_bytes: int = 0
     live_events: int = 0
-    live_dropped: int = 0  # readers that were too slow
+    slow_readers_dropped: int = 0
     forwarded: int = 0
     elections: int = 0
     snapshots: int = 0
     peer_frames_sent: int = 0
     peer_frames_received: int = 0
     peer_frames_dropped: int = 0
-    rejected: dict[str, int] = {}  # by error code, of which there are few
-    responses: dict[int, int] = {}  # by HTTP status
+    rejected: dict[str, int] = {}
+    responses: dict[str, int] = {}
 
 
 _HISTOGRAMS: Final = (
-    ("append_latency", "append_seconds", "From a complete append request to its answer"),
-    ("read_latency", "read_seconds", "From a catch-up read request to its answer"),
-    ("fsync_latency", "fsync_seconds", "One sync of the write-ahead log"),
-    ("commit_latency", "commit_seconds", "From the proposal of an entry to its commit, on the leader"),
-    ("apply_latency", "apply_seconds", "Applying one turn's committed entries"),
-    ("loop_stall", "loop_stall_seconds", "Turns of the event loop that took longer than they should"),
+    ("append_seconds", "From a complete append request to its answer, whatever it says"),
+    ("read_seconds", "From a catch-up read request to its answer, whatever it says; not of live reads"),
+    ("fsync_seconds", "One sync of what was written to the log; without those that begin a segment"),
+    ("commit_seconds", "From the proposal of a log entry to its commit, on the leader; in whole milliseconds, by the clock of the turns"),
+    ("turn_seconds", "One turn of the node: all that was asked since the last one, for all groups, up to handing over bytes to sockets and disk"),
+    ("loop_stall_seconds", "How late each tick of the event loop came: what every client and peer waited at that moment, too"),
 )
 _COUNTERS: Final = (
-    ("appends", "appends", "Appends acknowledged"),
-    ("append_bytes", "append_bytes", "Bytes of acknowledged appends"),
-    ("reads", "reads", "Reads answered"),
-    ("read_bytes", "read_bytes", "Bytes of answered reads"),
-    ("live_events", "live_events", "Events delivered to live readers"),
-    ("live_dropped", "live_dropped", "Live readers ended because they read too slowly"),
-    ("forwarded", "forwarded", "Requests sent on to another node"),
-    ("elections", "elections", "Elections started by replicas of this node"),
-    ("snapshots", "snapshots", "Snapshots taken"),
-    ("peer_frames_sent", "peer_frames_sent", "Frames sent to peers"),
-    ("peer_frames_received", "peer_frames_received", "Frames received from peers"),
-    ("peer_frames_dropped", "peer_frames_dropped", "Frames dropped since a peer was away or slow"),
+    ("appends", "Appends acknowledged to clients of this node, repeated ones again"),
+    ("append_bytes", "Stream data of these appends"),
+    ("reads", "Reads answered for clients of this node, long-polls and beginnings of SSE responses included"),
+    ("read_bytes", "Stream data sent to these readers, events included"),
+    ("live_events", "Events for SSE readers, one for each reader; keep-alives are none"),
+    ("slow_readers_dropped", "Connections ended because their client did not take what it was sent, live readers or others"),
+    ("forwarded", "Requests sent on to another node, each try"),
+    ("elections", "Elections that replicas of this node stood in"),
+    ("snapshots", "Snapshots of groups that this node took and made durable"),
+    ("peer_frames_sent", "Frames for other nodes that were sent or queued"),
+    ("peer_frames_received", "Frames received from other nodes"),
+    ("peer_frames_dropped", "Frames for other nodes that found no connection or no room, or were queued when it broke"),
 )
 _GAUGES: Final = (
-    ("connections", "connections", "Open client connections"),
-    ("live_readers", "live_readers", "Live reads waiting"),
-    ("inflight_bytes", "inflight_bytes", "Request bodies in memory"),
-    ("unsent_bytes", "unsent_bytes", "Responses in memory that their clients have not taken"),
-    ("hot_bytes", "hot_bytes", "Stream data in memory"),
-    ("disk_free_bytes", "disk_free_bytes", "Free bytes on the data directory's disk"),
-    ("wal_spare_segments", "wal_spare_segments", "Log segments made ahead of need"),
-    ("wal_live_segments", "wal_live_segments", "Log segments with live records"),
-    ("peers_reachable", "peers_reachable", "Peers with an open connection"),
+    ("connections", "Open client connections"),
+    ("live_readers", "Long-polls and SSE responses under way"),
+    ("inflight_bytes", "Request bodies in memory"),
+    ("unsent_bytes", "Responses in memory that their clients have not taken"),
+    ("hot_bytes", "Stream data in memory, with what is not committed yet, at the last tick"),
+    ("disk_free_bytes", "Free bytes on the data directory's disk, give or take a log segment"),
+    ("wal_spare_segments", "Log segments made ahead of need"),
+    ("wal_live_segments", "Log segments that are kept, the one being written included"),
+    ("peers_reachable", "Other nodes to which a connection is open"),
+)
+_BY_LABEL: Final = (
+    ("rejected", "code", "Requests and connections that the client plane refused, by the reason; not those that a stream or its group refused"),
+    ("responses", "status", "Responses on the client plane, by status; a live one when it begins"),
+)
+_OF_GROUPS: Final[tuple[tuple[str, str, Callable[[GroupFacts], int]], ...]] = (
+    ("group_leader", "1 where this node leads the group", lambda group: int(group.is_leader)),
+    ("group_lag_entries", "On the leader: log entries that the slowest replica has not acknowledged to it", lambda group: group.lag_entries),
+    ("group_hot_bytes", "Stream data of the group in memory", lambda group: group.hot_bytes),
+    ("group_fenced", "1 where the replica stopped itself", lambda group: int(group.fenced)),
 )
 
 
@@ -146,35 +164,44 @@ class NodeCollector:
         yield info
         yield GaugeMetricFamily("anabranch_ready", "1 when /readyz says so", value=int(facts.ready))
         yield GaugeMetricFamily("anabranch_uptime_seconds", "Since the process began", value=facts.uptime_ms / 1000)
-        for key, name, text in _HISTOGRAMS:
-            yield _histogram(f"anabranch_{name}", text, getattr(facts, key))
-        for key, name, text in _COUNTERS:
-            yield CounterMetricFamily(f"anabranch_{name}", text, value=getattr(facts, key))
-        for key, name, text in _GAUGES:
-            yield GaugeMetricFamily(f"anabranch_{name}", text, value=getattr(facts, key))
-        rejected = CounterMetricFamily("anabranch_rejected", "Requests refused, by error code", labels=["code"])
-        for code, count in sorted(facts.rejected.items()):
-            rejected.add_metric([code], count)
-        yield rejected
-        responses = CounterMetricFamily("anabranch_responses", "Responses on the client plane, by status", labels=["status"])
-        for status, count in sorted(facts.responses.items()):
-            responses.add_metric([str(status)], count)
-        yield responses
-        yield from _group_families(facts.groups)
+        for name, text in _HISTOGRAMS:
+            yield _histogram(f"anabranch_{name}", text, getattr(facts, name))
+        for name, text in _COUNTERS:
+            yield CounterMetricFamily(f"anabranch_{name}", text, value=getattr(facts, name))
+        for name, text in _GAUGES:
+            yield GaugeMetricFamily(f"anabranch_{name}", text, value=getattr(facts, name))
+        for name, label, text in _BY_LABEL:
+            family = CounterMetricFamily(f"anabranch_{name}", text, labels=[label])
+            for value, count in sorted(getattr(facts, name).items()):
+                family.add_metric([value], count)
+            yield family
+        for name, text, of_group in _OF_GROUPS:
+            gauges = GaugeMetricFamily(f"anabranch_{name}", text, labels=["group"])
+            for group in facts.groups:
+                gauges.add_metric([str(group.group)], of_group(group))
+            yield gauges
 
 
-def _group_families(groups: list[GroupFacts]) -> Iterator[Metric]:
-    columns: tuple[tuple[str, str, Callable[[GroupFacts], int]], ...] = (
-        ("anabranch_group_leader", "1 where this node leads the group", lambda group: int(group.is_leader)),
-        ("anabranch_group_lag_entries", "Entries committed and not yet applied here", lambda group: group.lag_entries),
-        ("anabranch_group_hot_bytes", "Stream data of the group in memory", lambda group: group.hot_bytes),
-        ("anabranch_group_fenced", "1 where the replica stopped itself", lambda group: int(group.fenced)),
-    )
-    for name, text, value in columns:
-        family = GaugeMetricFamily(name, text, labels=["group"])
-        for group in groups:
-            family.add_metric([str(group.group)], value(group))
-        yield family
+def reference() -> str:
+    """docs/metrics.md, whole. A test compares the file with this."""
+    lines = [
+        "# Metrics of a node",
+        "",
+        "Generated by `python -m anabranch_node.drivers.telemetry`; never edited by hand.",
+        "",
+        "Each node serves them on its admin port at `/metrics`, in the Prometheus text format. They count from the start of the process. No stream",
+        "and no bucket is named in a label: the number of series depends on the number of groups alone, and on the few statuses and reasons that",
+        "there are. A histogram has a series for each bucket, a `_sum` and a `_count`; its buckets double.",
+        "",
+        "| name | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    one_of_each = NodeFacts(groups=[GroupFacts(0, False, 0, 0)], rejected={"": 0}, responses={"": 0})
+    for family in NodeCollector(lambda: one_of_each).collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = ", ".join(f"`{label}`" for label in family.samples[0].labels if label != "le")
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
@@ -249,3 +276,7 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     root.setLevel(level.upper())
     # Each scrape and probe would be a line otherwise.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

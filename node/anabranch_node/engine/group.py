@@ -18,6 +18,7 @@ from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.raft.errors import LeaderMoving, NotLeader, UncommittedFull
 from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.commands import commands_payload
+from anabranch_node.engine.counts import Counts
 from anabranch_node.engine.snapshots import SnapshotOptions, Snapshots, SnapshotSlots
 from anabranch_node.engine.waiters import Waiters, pair
 
@@ -36,7 +37,15 @@ class GroupOptions:
 
 class Group:
     def __init__(
-        self, group: int, raft: Raft, kind: MachineKind, machine: Machine, options: GroupOptions, cluster_id: str, slots: SnapshotSlots
+        self,
+        group: int,
+        raft: Raft,
+        kind: MachineKind,
+        machine: Machine,
+        options: GroupOptions,
+        cluster_id: str,
+        slots: SnapshotSlots,
+        counts: Counts,
     ) -> None:
         assert machine.applied_index == raft.applied, (machine.applied_index, raft.applied)
         self.id = group
@@ -44,6 +53,7 @@ class Group:
         self.kind = kind
         self.machine = machine
         self.options = options
+        self.counts = counts
         self.fenced = ""
         self.busy = False  # something here waits for ticks; otherwise an idle group must cost next to nothing
         self.waiters = Waiters()
@@ -103,11 +113,11 @@ class Group:
         us."""
         raft = self.raft
         if self._tokens:
-            self._propose_queued(out)
+            self._propose_queued(now_ms, out)
         raft.flush()
         if raft.committed:
             for index, entry in raft.committed:
-                self._apply(index, entry, out)
+                self._apply(index, entry, now_ms, out)
             raft.committed.clear()
         if self.waiters and (raft.role is not Role.LEADER or raft.term != self.waiters.term):
             out.extend(self.waiters.fail("this node lost the leadership before the commit"))
@@ -120,21 +130,21 @@ class Group:
         else:
             self.busy = bool(self._confirmed)
 
-    def _propose_queued(self, out: list[Effect]) -> None:
+    def _propose_queued(self, now_ms: int, out: list[Effect]) -> None:
         tokens, commands, encoded, size = self._tokens, self._commands, self._encoded, self._queue_bytes
         self._tokens, self._commands, self._encoded, self._queue_bytes = [], [], [], 0
         if size <= self.options.entry_bytes_max:
-            self._propose_entry(tokens, commands, encoded, out)
+            self._propose_entry(tokens, commands, encoded, now_ms, out)
             return
         first, size = 0, 0
         for number, one in enumerate(encoded):
             if size and size + len(one) > self.options.entry_bytes_max:
-                self._propose_entry(tokens[first:number], commands[first:number], encoded[first:number], out)
+                self._propose_entry(tokens[first:number], commands[first:number], encoded[first:number], now_ms, out)
                 first, size = number, 0
             size += len(one)
-        self._propose_entry(tokens[first:], commands[first:], encoded[first:], out)
+        self._propose_entry(tokens[first:], commands[first:], encoded[first:], now_ms, out)
 
-    def _propose_entry(self, tokens: list[int], commands: list[Any], encoded: list[bytes], out: list[Effect]) -> None:
+    def _propose_entry(self, tokens: list[int], commands: list[Any], encoded: list[bytes], now_ms: int, out: list[Effect]) -> None:
         try:
             index, term = self.raft.propose(entries_of.COMMANDS_V1, commands_payload(encoded))
         except NotLeader as refusal:
@@ -144,12 +154,13 @@ class Group:
         except UncommittedFull:
             out.extend(Answer(token, Overloaded("uncommitted bytes of this group")) for token in tokens)
         else:
-            self.waiters.add(index, term, tokens, commands)
+            self.waiters.add(index, term, now_ms, tokens, commands)
 
-    def _apply(self, index: int, entry: bytes, out: list[Effect]) -> None:
+    def _apply(self, index: int, entry: bytes, now_ms: int, out: list[Effect]) -> None:
         waiting = self.waiters.take(index, entries_of.term_of(entry)) if self.waiters else None
         if isinstance(waiting, tuple):
-            tokens, commands = waiting
+            proposed_ms, tokens, commands = waiting
+            self.counts.committed(now_ms - proposed_ms)
             try:
                 results = self.machine.apply_commands(index, commands)
             except Exception:

@@ -35,6 +35,7 @@ from anabranch_node.core.raft.raft import Chance, Raft, RaftOptions, Role
 from anabranch_node.core.raft.records import Destroyed, HardState, SnapshotMark
 from anabranch_node.engine import envelope
 from anabranch_node.engine.clocks import Clocks
+from anabranch_node.engine.counts import Counts
 from anabranch_node.engine.envelope import Letter
 from anabranch_node.engine.group import Group, GroupOptions
 from anabranch_node.engine.letters import Forward, ForwardAnswer
@@ -87,6 +88,7 @@ class Host:
         self._outbox = Outbox(me)
         self.clocks = Clocks()
         self.hot_bytes = 0  # of all groups, counted once per tick
+        self.counts = Counts()
         self._slots = SnapshotSlots(options.snapshots_at_once_max)
         largest = max(options.group.command_bytes_max, options.group.entry_bytes_max)
         if largest > wal.options.entry_bytes_max - 1024:
@@ -184,7 +186,7 @@ class Host:
 
     def _add(self, group: int, replica: int, hard: HardState, mark: SnapshotMark, entries: list[bytes], machine: Any) -> Group:
         raft = Raft(replica, self.options.raft, self._rng, self.boot, hard, mark, entries, self._ticks)
-        added = Group(group, raft, self._kind_of(group), machine, self.options.group, self.me.cluster_id, self._slots)
+        added = Group(group, raft, self._kind_of(group), machine, self.options.group, self.me.cluster_id, self._slots, self.counts)
         self.groups[group] = added
         self._dirty[group] = added
         return added
@@ -505,6 +507,7 @@ class Host:
             self._dirty.pop(event.group, None)
 
     def _destroy(self, group: Group) -> None:
+        self.counts.elections_before += group.raft.elections
         if not group.fenced:
             group.fenced = "destroyed"
             self._out.extend(group.abandon("this replica left the group"))
@@ -588,6 +591,16 @@ class Host:
 
     def leads(self) -> list[int]:
         return [group.id for group in self.groups.values() if group.raft.role is Role.LEADER and not group.fenced]
+
+    @property
+    def elections(self) -> int:
+        """Started by replicas of this node, those that left included."""
+        return self.counts.elections_before + sum(group.raft.elections for group in self.groups.values())
+
+    @property
+    def wal_segments(self) -> int:
+        """Files of the log that are kept, the one being written included."""
+        return len(self._wal.segments)
 
 
 def _fills_the_disk(command: Any) -> bool:

@@ -186,6 +186,7 @@ class Snapshots:
         if self._taking is None or self._taking[0] != event.key:
             return
         self.stop_taking()
+        self._group.counts.snapshots += 1
         raft = self._group.raft
         if event.key.index > raft.log.snapshot_index:
             raft.mark_snapshot(event.key.index, self._options.tail_entries)

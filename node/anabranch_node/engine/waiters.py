@@ -14,31 +14,32 @@ class Waiters:
     __slots__ = ("_at", "term")
 
     def __init__(self) -> None:
-        self._at: dict[int, tuple[int, list[int], list[Any]]] = {}  # index -> (term, tokens, commands)
+        self._at: dict[int, tuple[int, int, list[int], list[Any]]] = {}  # index -> (term, when it was proposed, tokens, commands)
         self.term = 0
 
     def __bool__(self) -> bool:
         return bool(self._at)
 
     def __len__(self) -> int:
-        return sum(len(tokens) for _, tokens, _ in self._at.values())
+        return sum(len(tokens) for _, _, tokens, _ in self._at.values())
 
-    def add(self, index: int, term: int, tokens: list[int], commands: list[Any]) -> None:
+    def add(self, index: int, term: int, now_ms: int, tokens: list[int], commands: list[Any]) -> None:
         self.term = term
-        self._at[index] = (term, tokens, commands)
+        self._at[index] = (term, now_ms, tokens, commands)
 
-    def take(self, index: int, term: int) -> tuple[list[int], list[Any]] | list[Answer] | None:
-        """Entry (index, term) is committed: the requests it carries; or, if we waited for another entry there, their answers; or nobody waits."""
+    def take(self, index: int, term: int) -> tuple[int, list[int], list[Any]] | list[Answer] | None:
+        """Entry (index, term) is committed: when it was proposed, and the requests it carries; or, if we waited for another entry there, their
+        answers; or nobody waits."""
         waiting = self._at.pop(index, None)
         if waiting is None:
             return None
-        waited_term, tokens, commands = waiting
+        waited_term, proposed_ms, tokens, commands = waiting
         if waited_term != term:
             return [Answer(token, OutcomeUnknown("another leader's entry took its place in the log")) for token in tokens]
-        return tokens, commands
+        return proposed_ms, tokens, commands
 
     def fail(self, reason: str) -> list[Answer]:
-        answers = [Answer(token, OutcomeUnknown(reason)) for _, tokens, _ in self._at.values() for token in tokens]
+        answers = [Answer(token, OutcomeUnknown(reason)) for _, _, tokens, _ in self._at.values() for token in tokens]
         self._at.clear()
         return answers
 

@@ -39,6 +39,8 @@ class _Piece(NamedTuple):
     last: bool
     tokens: list[int]
     data: bytes
+    stream_bytes: int = -1
+    """Of the stream's data in it; -1: it is no event."""
 
 
 class _Watch:
@@ -67,6 +69,8 @@ class LiveReaders:
         self._pieces: deque[_Piece] = deque()
         self._again: dict[int, set[str]] = {}  # woken, and more to read than one response holds
         self.streaming: dict[int, Life] = {}
+        # For metrics: events handed over to readers, one for each reader, and the streams' data in them.
+        self.events = self.event_bytes = 0
 
     @property
     def waiting_bytes(self) -> int:
@@ -88,6 +92,8 @@ class LiveReaders:
         self.streaming[life.token] = life
         cursor = sse.cursor_for(life.request.cursor, now_ms)
         out.append(Begin(life.token, sse.head(life.request, first, now_ms) + sse.event(first, cursor)))
+        self.events += 1
+        self.event_bytes += len(first.data)
         if first.closed:
             self._end(life, out)
             return
@@ -103,7 +109,7 @@ class LiveReaders:
             return
         life.slice = slice
         if slice.data or slice.closed:
-            self._pieces.append(_Piece(False, [life.token], sse.event(slice, sse.cursor_for("", now_ms))))
+            self._pieces.append(_Piece(False, [life.token], sse.event(slice, sse.cursor_for("", now_ms)), len(slice.data)))
         if slice.closed:
             self._end(life, out)
         else:
@@ -224,7 +230,7 @@ class LiveReaders:
                     tokens.append(life.token)
                     moved.append(life)
             if tokens:
-                self._pieces.append(_Piece(False, tokens, sse.event(result, sse.cursor_for("", now_ms))))
+                self._pieces.append(_Piece(False, tokens, sse.event(result, sse.cursor_for("", now_ms)), len(result.data)))
                 if result.closed:
                     self._pieces.append(_Piece(True, tokens, sse.END))
                 for life in moved:
@@ -258,6 +264,9 @@ class LiveReaders:
                 self._pieces.appendleft(piece._replace(tokens=tokens[room:]))
                 tokens = tokens[:room]
             room -= len(tokens)
+            if piece.stream_bytes >= 0:
+                self.events += len(tokens)
+                self.event_bytes += piece.stream_bytes * len(tokens)
             out.append(End(tokens, piece.data) if piece.last else Broadcast(tokens, piece.data))
         return bool(self._pieces) or bool(self._again)
 

@@ -59,7 +59,10 @@ class Service:
         self._served_counter = 1 << 61
         self._served_count = 0
         self.live_count = 0  # live reads of clients, from their arrival to the end of their response
-        self.appends = self.reads = self.forwarded = 0
+        # For metrics. Of our own clients only: what other nodes ask counts there.
+        self.appends = self.append_bytes = 0  # acknowledged, repeated ones again
+        self.reads = self.read_bytes = 0  # answered, not refused; without the events of live reads (live.py)
+        self.forwarded = 0  # each try
         self._events: list[fx.Event] = []
         self._out: list[Any] = []
         self._now_ms = 0
@@ -105,6 +108,7 @@ class Service:
 
     def _take(self, effects: list[Effect]) -> None:
         lives = self._lives
+        appends = append_bytes = 0
         for effect in effects:
             if type(effect) is Answer:
                 token, result = effect.token, effect.result
@@ -112,7 +116,8 @@ class Service:
                 life = lives.get(token) if type(result) is Appended else None
                 if life is not None and life.request is not None and life.stage is Stage.ASKED:
                     del lives[token]
-                    self.appends += 1
+                    appends += 1
+                    append_bytes += result.next_offset - result.start_offset
                     self._out.append(Respond(token, web_write.appended(life.request, result)))
                 else:
                     self._answered(token, result)
@@ -120,6 +125,8 @@ class Service:
                 self._on_letter(effect)
             else:
                 self._out.append(effect)
+        self.appends += appends
+        self.append_bytes += append_bytes
 
     # --- requests come in --------------------------------------------------------------------------------------------------------
 
@@ -244,15 +251,20 @@ class Service:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
             return
         request = life.request
-        self.reads += not life.write
         if request is not None:
             if life.write:
-                self.appends += 1
+                if type(result) is Appended:
+                    self.appends += 1
+                    self.append_bytes += result.next_offset - result.start_offset
                 reply = web_write.answer(request, result)
             elif life.stage is Stage.LAST_LOOK and type(result) is ReadSlice and not result.data:
                 reply = web_read.nothing_new(request, result, self._now_ms)
             else:
                 reply = web_read.answer(request, result, self._now_ms)
+            if type(result) is ReadSlice:
+                self.reads += 1
+                if reply.body:  # not if the client has it already
+                    self.read_bytes += len(result.data)
             self._respond(life.token, request, reply)
         elif life.served is not None:
             self._served_count -= 1
@@ -285,6 +297,7 @@ class Service:
         if request is not None and request.live == "sse":
             if life.stage is not Stage.STREAMING:
                 life.stage = Stage.STREAMING
+                self.reads += 1
                 self.live.begin(life, slice, self._now_ms, self._uptime_ms, self._out)
             else:
                 self.live.go_on(life, slice, self._now_ms, self._out)
@@ -324,6 +337,7 @@ class Service:
         if raft is not None and raft.role is Role.LEADER:
             self.host.propose(self._now_ms, life.token, life.group, touch.payload)
         elif place is not None:
+            self.forwarded += 1
             self.forwarding.ask(life.token, place, life.group, True, touch.payload, 0)
         else:
             self._finish(life, None)

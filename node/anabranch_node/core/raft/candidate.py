@@ -35,6 +35,7 @@ def pre_campaign(raft: Raft) -> None:
 
 
 def campaign(raft: Raft, transfer: bool = False) -> None:
+    raft.elections += 1
     raft.become_follower(raft.term + 1, 0)
     raft.role = raft.role.CANDIDATE
     raft.vote = raft.id

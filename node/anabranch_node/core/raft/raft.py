@@ -96,6 +96,7 @@ class Raft:
         self.uncommitted_bytes = 0
         self.transfer_to = 0
         self.transfer_ticks = 0
+        self.elections = 0  # that we stood in since we started; only counted
         self.reads = Reads(boot)
         self.persist: list[Record] = []
         self.send_now: list[Message] = []
