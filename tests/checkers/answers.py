@@ -64,6 +64,8 @@ class Exchange:
     """Where an event stream stands."""
     lives: list[Life] | None = None
     """Of an event stream: the incarnations that it can be a reading of."""
+    waited_low: int = 0
+    """Of a long-poll: when its time was over. "Nothing new" is said after one more look, which began then or later."""
 
     def __str__(self) -> str:
         asked = f" offset={self.offset}" if self.method == "GET" else ""
@@ -173,10 +175,11 @@ class Judge:
     # --- reads -------------------------------------------------------------------------------------------------------------------
 
     def _read(self, exchange: Exchange, response: Response, code: str, timeline: Timeline) -> str:
-        versions = timeline.between(exchange.stream, exchange.low, timeline.count)
+        low = max(exchange.low, exchange.waited_low) if response.status == 204 else exchange.low
+        versions = timeline.between(exchange.stream, low, timeline.count)
         if any(self._fits(exchange, response, code, version) for _, version in versions):
             return ""
-        return f"not true at any position of [{exchange.low}, {timeline.count}], where it was {_shown(versions)}"
+        return f"not true at any position of [{low}, {timeline.count}], where it was {_shown(versions)}"
 
     def _fits(self, exchange: Exchange, response: Response, code: str, version: Version) -> bool:
         life, tail, closed = version

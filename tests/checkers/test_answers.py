@@ -70,6 +70,18 @@ def test_an_append_is_acknowledged_where_it_lies(log: Log) -> None:
     assert "the log says" in log.says(append(log, "k4", b"abc"), 200, at(14))
 
 
+def test_a_long_poll_says_nothing_new_only_of_a_look_after_its_time(log: Log) -> None:
+    def poll(offset: int) -> Exchange:
+        return log.ask("GET", offset=offset, live="long-poll")
+
+    early, empty = poll(START), poll(5)
+    append(log, "k2", b"abc")
+    early.waited_low = empty.waited_low = log.timeline.count
+    assert "not true" in log.says(empty, 204, at(5, "stream-up-to-date"))
+    # Its first look, which took longer than its patience, found data before the append: that was true after it arrived.
+    assert log.says(early, 200, page(log, 5, "stream-up-to-date"), b"hello") == ""
+
+
 def test_an_acknowledgement_without_a_command_is_noticed(log: Log) -> None:
     assert "where it is not" in log.says(log.ask("POST", "k2"), 204, at(5))
     assert "where it is not" in log.refuses(log.ask("POST", "k3"), 404, "stream_not_found")

@@ -126,9 +126,10 @@ class FrontDoor:
             node.push(sx.RequestGone(call.exchange.token))
 
     def _poll_is_over(self, call: Call) -> None:
-        """A long-poll that is still unanswered looks once more before it says "nothing new": that look starts now or later."""
+        """A long-poll that is still unanswered looks once more before it says "nothing new": that look starts now or later. What it has to say
+        otherwise it may have seen before: its first look may take longer than its patience (seed 246)."""
         if call.exchange.token in self.open:
-            call.exchange.low = self.timeline_of(call.exchange.stream).count
+            call.exchange.waited_low = self.timeline_of(call.exchange.stream).count
 
     def _still_there(self, call: Call) -> None:
         node = self._world.nodes[call.node]

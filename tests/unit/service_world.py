@@ -41,6 +41,7 @@ class Node:
         self.service.routing = Routing(world.view)
         self.skew_ms = 0
         self.up = True
+        self.disk_stalls = False
         self.inbox: list[Any] = []
         self.answers: dict[int, bytes] = {}
         self.streams: dict[int, bytes] = {}
@@ -72,7 +73,7 @@ class Node:
                     self.ended.update(effect.tokens)
             elif isinstance(effect, fx.TurnAgain):
                 self.turns_wanted += 1
-        if self.wal.ticket > self.wal.synced_ticket:
+        if self.wal.ticket > self.wal.synced_ticket and not self.disk_stalls:
             self.inbox.append(fx.Synced(self.wal.ticket))
 
 

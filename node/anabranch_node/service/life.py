@@ -51,5 +51,7 @@ class Life(Struct, gc=False):
     """A long-poll whose time is over: wherever its last look is answered, it does not wait again."""
     remote: bool = False
     """A live read of a group that has no replica here."""
+    touch: int = 0
+    """The token of the Touch that it waits for: one of its own, so that a late answer is never taken for this read's."""
     poll_until_ms: int = 0
     """Such a long-poll: how long it goes on asking the other node, a few seconds at a time."""

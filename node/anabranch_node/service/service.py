@@ -56,7 +56,8 @@ class Service:
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
-        self._served_counter = 1 << 61
+        self._own_counter = 1 << 61  # tokens of what no client of ours asked: requests of other nodes, touches
+        self._touching: dict[int, Life] = {}  # token of a Touch -> the read that waits for it
         self._served_count = 0
         self.live_count = 0  # live reads of clients, from their arrival to the end of their response
         # For metrics. Of our own clients only: what other nodes ask counts there.
@@ -166,6 +167,10 @@ class Service:
     def _deadline(self) -> int:
         return self._uptime_ms + self.options.request_timeout_ms
 
+    def _own_token(self) -> int:
+        self._own_counter += 1
+        return self._own_counter
+
     def _start(self, life: Life) -> None:
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
@@ -216,8 +221,11 @@ class Service:
             return
         life = self._lives.get(token)
         if life is None:
-            return  # its client left, or its deadline passed
-        if isinstance(result, _TRY_ELSEWHERE) and life.stage is not Stage.TOUCHING and life.served is None:
+            life = self._touching.get(token)
+            if life is not None:
+                self._touched(life)
+            return  # otherwise its client left, or its deadline passed
+        if isinstance(result, _TRY_ELSEWHERE) and life.served is None:
             self._again(life, result)
         else:
             self._finish(life, result)
@@ -242,10 +250,6 @@ class Service:
     def _finish(self, life: Life, result: Any) -> None:
         if type(result) is ReadSlice and self._goes_on(life, result):
             return
-        if life.stage is Stage.TOUCHING:
-            result = life.slice
-            if self._goes_on(life, life.slice):
-                return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
@@ -276,10 +280,8 @@ class Service:
         else:
             self._out.append(Told(life.token, result))
 
-    def _goes_on(self, life: Life, slice: ReadSlice | None) -> bool:
+    def _goes_on(self, life: Life, slice: ReadSlice) -> bool:
         """True: the read is not over yet, since its window must be reset, it waits at the tail, or it is a live stream."""
-        if slice is None:
-            return False
         request = life.request
         if (
             slice.touch_due
@@ -288,9 +290,7 @@ class Service:
             and not life.remote
             and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
         ):
-            life.stage, life.slice = Stage.TOUCHING, slice
-            touch = Life(life.token, life.group, True, Touch(life.payload.stream, slice.incarnation, 0), life.deadline_ms)
-            self._send_touch(life, touch)
+            self._send_touch(life, slice)
             return True
         if life.stage is Stage.LAST_LOOK:
             return False
@@ -329,18 +329,34 @@ class Service:
         self._send(life)
         return True
 
-    def _send_touch(self, life: Life, touch: Life) -> None:
-        """The read's token now waits for its Touch. No leader: the read is answered all the same; it is only not counted as activity."""
+    def _send_touch(self, life: Life, slice: ReadSlice) -> None:
+        """The read now waits for the Touch of its stream. No leader: it is answered all the same; it is only not counted as activity."""
+        life.stage, life.slice = Stage.TOUCHING, slice
+        life.touch = self._own_token()
+        self._touching[life.touch] = life
+        touch = Touch(life.payload.stream, slice.incarnation, 0)
         group = self.host.groups.get(life.group)
         raft = None if group is None or group.fenced else group.raft
         place = self.host.place_of(raft.leader) if raft is not None and raft.leader else None
         if raft is not None and raft.role is Role.LEADER:
-            self.host.propose(self._now_ms, life.token, life.group, touch.payload)
+            self.host.propose(self._now_ms, life.touch, life.group, touch)
         elif place is not None:
             self.forwarded += 1
-            self.forwarding.ask(life.token, place, life.group, True, touch.payload, 0)
+            self.forwarding.ask(life.touch, place, life.group, True, touch, 0)
         else:
-            self._finish(life, None)
+            self._touched(life)
+
+    def _touched(self, life: Life) -> None:
+        """Its window is reset, or that is not waited for any longer: the read goes on with what it has seen."""
+        self._end_touch(life)
+        assert life.slice is not None
+        self._finish(life, life.slice)
+
+    def _end_touch(self, life: Life) -> None:
+        if life.touch:
+            del self._touching[life.touch]
+            self.forwarding.forget(life.touch)
+            life.touch = 0
 
     def _finish_poll(self, life: Life, result: Any) -> None:
         """live.py: a long-poll has something to say, or its stream is gone. None: it timed out."""
@@ -357,6 +373,7 @@ class Service:
         if self._lives.pop(life.token, None) is not None and life.request is not None and life.request.live:
             self.live_count -= 1
         self.forwarding.forget(life.token)
+        self._end_touch(life)
 
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
@@ -379,12 +396,9 @@ class Service:
         if self._served_count >= self.options.served_max:
             self.forwarding.answer(event.node, event.incarnation, event.group, letter.request, Overloaded("requests of other nodes"))
             return
-        self._served_counter += 1
         self._served_count += 1
         served = Served(event.node, event.incarnation, letter.request)
-        life = Life(
-            self._served_counter, event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write
-        )
+        life = Life(self._own_token(), event.group, letter.write, payload, self._deadline(), served=served, wait_ms=letter.wait_ms, sent=letter.write)
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
         if letter.write:
@@ -421,7 +435,7 @@ class Service:
     def _time_out(self, life: Life) -> None:
         self.forwarding.forget(life.token)
         if life.stage is Stage.TOUCHING:
-            self._finish(life, None)
+            self._touched(life)
         elif life.sent:
             self._finish(life, OutcomeUnknown("no answer within the time of a request"))
         else:
