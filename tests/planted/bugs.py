@@ -338,7 +338,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "serving node refuses a write that it proposed",
         "found by HTTP seed 81: the asking node believes it, and has it proposed again",
-        ((SERVICE + "service", ", sent=letter.write\n", "\n"),),
+        ((SERVICE + "service", ", sent=letter.write)", ")"),),
         http=True,
     ),
     Bug(
