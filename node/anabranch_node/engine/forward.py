@@ -44,8 +44,8 @@ FAILURES = (
     | errors.HotFull
 )
 STREAMS = Codec(
-    msgspec.msgpack.Decoder(commands.Create | commands.Append | commands.Delete | commands.Touch | commands.Expire).decode,
-    msgspec.msgpack.Decoder(queries.ReadAt | queries.Head | queries.ListStreams).decode,
+    msgspec.msgpack.Decoder(commands.Command).decode,
+    msgspec.msgpack.Decoder(queries.Query).decode,
     msgspec.msgpack.Decoder(results.Result | results.QueryResult | FAILURES).decode,
 )
 

@@ -41,6 +41,16 @@ class Kind(Enum):
     READ = 5
     LIST = 6
     PREFLIGHT = 7
+    BATCH = 8
+    SNAPSHOT_PUBLISH = 9
+    SNAPSHOT_READ = 10
+    SNAPSHOT_LATEST = 11
+    SNAPSHOT_DELETE = 12
+    BOOTSTRAP = 13
+    BUCKET_CREATE = 14
+    BUCKET_INFO = 15
+    BUCKET_LIST = 16
+    BUCKET_DELETE = 17
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
@@ -68,6 +78,22 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     limit: int = LIST_LIMIT_DEFAULT
     request_id: str = ""
     http_host: str = ""
+    bucket: str = ""
+    makes_bucket: bool = False
+    """On /v1 a stream's bucket is made with it; the other surfaces never do that."""
+    fork_source: str = ""
+    """Core name of the stream that Stream-Forked-From names; empty: no fork."""
+    fork_anchor: int | None = None
+    fork_sub_offset: int = 0
+    retention_bytes: int | None = None
+    retention_age_s: int | None = None
+    read_key: str | None = None
+    since_ms: int | None = None
+    raw: bool = False
+    """format=raw: the messages' own bytes end to end, whatever the content type."""
+    timeout_ms: int | None = None
+    """Of a long-poll, as its client asks for it."""
+    snapshot_offset: int = -1
 
     @property
     def takes_body(self) -> bool:

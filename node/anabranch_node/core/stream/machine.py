@@ -4,13 +4,13 @@ Before us: Raft committed the entry. After us: the engine answers whoever waits 
 order taken from a set; every replica that applied the same entries holds the same state (digest). An exception here fences the group."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 from anabranch_node.core.raft import entry
 from anabranch_node.core.stream import lifecycle, read_plan, snapshot
 from anabranch_node.core.stream.append import append
-from anabranch_node.core.stream.commands import Append, Command, Create, Delete, Expire, Touch, decode_commands
+from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, Expire, Touch, decode_commands
 from anabranch_node.core.stream.queries import Head, ListStreams, Query, ReadAt
 from anabranch_node.core.stream.results import (
     Appended,
@@ -72,8 +72,11 @@ class StreamMachine:
                 now_ms = command.now_ms
             if isinstance(command, Append):
                 results.append(append(table, command, now_ms))
+            elif isinstance(command, Create | CreateFork):
+                assert len(results) < COMMANDS_PER_ENTRY_MAX, len(results)
+                results.append(lifecycle.create(table, command, index << 16 | len(results), now_ms))
             else:
-                results.append(_change_life(table, command, index, len(results), now_ms))
+                results.append(_APPLY[type(command)](table, command, now_ms))
         if watched:
             self._wake(commands, results)
         self.now_ms = now_ms
@@ -82,9 +85,11 @@ class StreamMachine:
 
     def _wake(self, commands: Sequence[Command], results: list[Result]) -> None:
         # A dict for its order: every replica, and every run of the simulator, wakes alike.
-        changed = {
-            command.stream: None for command, result in zip(commands, results, strict=True) if command.stream in self.watched and _is_change(result)
-        }
+        changed: dict[str, None] = {}
+        for command, result in zip(commands, results, strict=True):
+            stream = getattr(command, "stream", None)  # what is of no stream has none
+            if stream in self.watched and _is_change(result):
+                changed[stream] = None
         self.woken.extend(changed)
 
     def query(self, query: Query, now_ms: int) -> QueryResult:
@@ -149,15 +154,11 @@ class StreamMachine:
         return snapshot.digest(self.applied_index, self.now_ms, self._table.streams)
 
 
-def _change_life(table: StreamTable, command: Create | Delete | Touch | Expire, index: int, position: int, now_ms: int) -> Result:
-    if isinstance(command, Create):
-        assert position < COMMANDS_PER_ENTRY_MAX, position
-        return lifecycle.create(table, command, index << 16 | position, now_ms)
-    if isinstance(command, Delete):
-        return lifecycle.delete(table, command, now_ms)
-    if isinstance(command, Touch):
-        return lifecycle.touch(table, command, now_ms)
-    return lifecycle.expire(table, command, now_ms)
+_APPLY: Final[dict[type[Any], Callable[[StreamTable, Any, int], Result]]] = {
+    Delete: lifecycle.delete,
+    Touch: lifecycle.touch,
+    Expire: lifecycle.expire,
+}
 
 
 def _is_change(result: Result) -> bool:

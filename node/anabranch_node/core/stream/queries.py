@@ -11,15 +11,20 @@ START = -1
 
 
 class ReadAt(Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Answered by ReadSlice, StreamNotFound, OffsetBeyondTail or OffsetInsideMessage."""
+    """Answered by ReadSlice, Inherited (a fork, before its fork point), StreamNotFound, StreamGone, Trimmed, OffsetBeyondTail or
+    OffsetInsideMessage."""
 
     stream: str
     offset: int
     max_bytes: int
+    key: str | None = None
+    """Only messages with this routing key; the slice still covers all that were looked at."""
+    since_ms: int | None = None
+    """Instead of an offset: from the first message (with that key) that was appended then or later; the tail if there is none."""
 
 
 class Head(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """Answered by StreamInfo or StreamNotFound. Does not reset a sliding window."""
+    """Answered by StreamInfo, StreamNotFound or StreamGone. Does not reset a sliding window."""
 
     stream: str
 
@@ -30,6 +35,61 @@ class ListStreams(Struct, frozen=True, array_like=True, tag=3, gc=False):
     prefix: str
     after: str
     limit: int
+    details: bool = False
+    """With a StreamRow for each name."""
 
 
-Query = ReadAt | Head | ListStreams
+class ReadMessages(Struct, frozen=True, array_like=True, tag=4, gc=False):
+    """Whole messages with their lengths, for bootstrap and format=raw. Answered by MessageSlice, or as ReadAt. `incarnation` 0: whichever; another
+    one is StreamNotFound. `end` -1: the tail."""
+
+    stream: str
+    offset: int
+    max_bytes: int
+    incarnation: int = 0
+    end: int = -1
+    key: str | None = None
+    since_ms: int | None = None
+
+
+class ReadInherited(Struct, frozen=True, array_like=True, tag=5, gc=False):
+    """For a fork: messages of [offset, end) of exactly that incarnation, whatever became of its name since: deleted, expired, trimmed. A message
+    that crosses `end` is cut there. Answered by MessageSlice, StreamNotFound or OffsetInsideMessage."""
+
+    stream: str
+    incarnation: int
+    offset: int
+    end: int
+    max_bytes: int
+    key: str | None = None
+    since_ms: int | None = None
+
+
+class PointAt(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """For a fork's point, or a snapshot's, in an inherited part: where is `sub_offset` past `anchor`, at or before `end`? Answered by Point,
+    StreamNotFound or OffsetInsideMessage."""
+
+    stream: str
+    incarnation: int
+    anchor: int
+    end: int
+    sub_offset: int
+    is_json: bool
+
+
+class ReadSnapshot(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """The published snapshot. Answered by SnapshotBlob, NoSnapshot, StreamNotFound or StreamGone. `blob` False: without its bytes.
+    `offset` -1: the latest."""
+
+    stream: str
+    offset: int
+    blob: bool
+
+
+class BucketCount(Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """Answered by BucketFenced (its count): streams of that bucket in this group."""
+
+    bucket: str
+
+
+Query = ReadAt | Head | ListStreams | ReadMessages | ReadInherited | PointAt | ReadSnapshot | BucketCount

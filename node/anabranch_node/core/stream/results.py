@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from anabranch_node.core.stream.commands import Range
+
 
 class Created(Struct, frozen=True, array_like=True, tag=1, gc=False):
     """`offset` is the tail: 0 for a new stream, where the next append goes for one that `existed` with the same settings."""
@@ -158,12 +160,120 @@ class Deleted(Struct, frozen=True, array_like=True, tag=3, gc=False):
     incarnation: int
 
 
+class SnapshotPublished(Struct, frozen=True, array_like=True, tag=5, gc=False):
+    offset: int
+
+
+class TrimDone(Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Trim: the earliest offset is at least the one asked for, or no longer needed to be."""
+
+
+class Pinned(Struct, frozen=True, array_like=True, tag=7, gc=False):
+    """What a fork needs to know of its source. `ranges` hold [earliest, offset) of the fork-to-be."""
+
+    incarnation: int
+    offset: int
+    earliest: int
+    content_type: str
+    ttl_s: int | None
+    expires_at_ms: int | None
+    expires_at: str
+    ranges: list[Range]
+
+
+class PointElsewhere(Struct, frozen=True, array_like=True, tag=8, gc=False):
+    """The point lies in the inherited part: ask PointAt of these, oldest first, and then again. Nothing happened."""
+
+    incarnation: int
+    ranges: list[Range]
+    is_json: bool
+
+
+class Unpinned(Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """Unpin, SettlePin, AckOutbox: done, now or before."""
+
+
+class ForkResolved(Struct, frozen=True, array_like=True, tag=40, gc=False):
+    alive: bool
+
+
+class BucketOpened(Struct, frozen=True, array_like=True, tag=41, gc=False):
+    pass
+
+
+class BucketFenced(Struct, frozen=True, array_like=True, tag=42, gc=False):
+    """Streams of the bucket in this group, soft-deleted ones included."""
+
+    streams: int
+
+
 class Touched(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """Touch: done, or no longer needed (another incarnation, no window): either way the read may be answered."""
 
 
 class NotDue(Refusal, frozen=True, tag=22):
     """Expire: the stream was touched meanwhile, or is another one."""
+
+
+class StreamGone(Refusal, frozen=True, tag=23):
+    """Deleted or expired, and kept for its forks only."""
+
+    stream: str
+
+    def __str__(self) -> str:
+        return f"stream {self.stream} was deleted"
+
+
+class NameHeld(Refusal, frozen=True, tag=24):
+    """Create: a deleted stream of this name is kept for its forks. Fork: its source is one."""
+
+    stream: str
+
+    def __str__(self) -> str:
+        return f"stream {self.stream} was deleted and is kept for its forks"
+
+
+class Trimmed(Refusal, frozen=True, tag=25):
+    """The offset lies before the earliest one that is still shown."""
+
+    earliest: int
+
+    def __str__(self) -> str:
+        return f"what lies before offset {self.earliest} is not kept any more"
+
+
+class NoSnapshot(Refusal, frozen=True, tag=26):
+    """There is no published snapshot, or not at this offset."""
+
+    def __str__(self) -> str:
+        return "there is no such snapshot"
+
+
+class ForkTooLate(Refusal, frozen=True, tag=27):
+    """The pin of this fork was given up meanwhile."""
+
+    def __str__(self) -> str:
+        return "making this fork took too long; try again"
+
+
+class SubOffsetBeyond(Refusal, frozen=True, tag=28):
+    """Stream-Fork-Sub-Offset passes the message at the anchor, or the end of the stream."""
+
+    def __str__(self) -> str:
+        return "Stream-Fork-Sub-Offset lies beyond the message at the fork offset, or beyond the stream"
+
+
+class BucketUnknown(Refusal, frozen=True, tag=29):
+    """Create: this group does not know that the bucket is open. The asker reads the meta group, and opens it here or gives up."""
+
+    bucket: str
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} does not exist"
+
+
+class StaleOpen(Refusal, frozen=True, tag=33):
+    """BucketOpen: the meta group was read before the latest fence here."""
 
 
 class StreamInfo(Struct, frozen=True, array_like=True, tag=31, gc=False):
@@ -177,6 +287,9 @@ class StreamInfo(Struct, frozen=True, array_like=True, tag=31, gc=False):
     ttl_s: int | None
     expires_at: str
     touch_due: bool
+    snapshot_offset: int = -1
+    retention_bytes: int | None = None
+    retention_age_s: int | None = None
 
 
 class ReadSlice(Struct, frozen=True, array_like=True, tag=30, gc=False):
@@ -190,6 +303,71 @@ class ReadSlice(Struct, frozen=True, array_like=True, tag=30, gc=False):
     content_type: str = ""
     closed: bool = False
     touch_due: bool = False
+    tail: int = 0
+    behind: bool = False
+    """next_offset lies in the inherited part of a fork."""
+
+
+class MessageSlice(Struct, frozen=True, array_like=True, tag=34, gc=False):
+    """Like a ReadSlice, with the length of each message: u32 little-endian each. `found` is where `since_ms` led; `start` otherwise."""
+
+    start: int
+    next_offset: int
+    data: bytes
+    lengths: bytes
+    incarnation: int
+    up_to_date: bool = False
+    content_type: str = ""
+    closed: bool = False
+    touch_due: bool = False
+    tail: int = 0
+    found: int = -1
+    """ReadInherited with since_ms: the first message from then on, -1 if there is none in this range."""
+
+
+class Inherited(Struct, frozen=True, array_like=True, tag=35, gc=False):
+    """A read of a fork before its fork point: first `ranges`, from `offset` on, then what `own` says of its own part (from the fork point)."""
+
+    offset: int
+    ranges: list[Range]
+    own: ReadSlice | MessageSlice
+
+    @property
+    def touch_due(self) -> bool:
+        return self.own.touch_due
+
+    @property
+    def incarnation(self) -> int:
+        return self.own.incarnation
+
+
+class Point(Struct, frozen=True, array_like=True, tag=36, gc=False):
+    """`left`: how much of the sub-offset lies beyond `end` of the range; then `offset` is that end."""
+
+    offset: int
+    left: int
+
+
+class SnapshotBlob(Struct, frozen=True, array_like=True, tag=37, gc=False):
+    """`tail` of the stream, for whether there is more behind the snapshot."""
+
+    offset: int
+    content_type: str
+    data: bytes
+    tail: int
+    closed: bool
+    incarnation: int
+
+
+class StreamRow(Struct, frozen=True, array_like=True, gc=False):
+    """What a listing tells of a stream."""
+
+    content_type: str
+    tail: int
+    closed: bool
+    created_ms: int
+    last_write_ms: int
+    expires_at: str = ""
 
 
 class StreamPage(Struct, frozen=True, array_like=True, tag=32, gc=False):
@@ -197,12 +375,17 @@ class StreamPage(Struct, frozen=True, array_like=True, tag=32, gc=False):
 
     names: list[str]
     more: bool
+    rows: list[StreamRow] = []
+    """With `details`: one for each name."""
+    count: int = 0
+    """With `details`: all streams of this group with that prefix."""
 
 
-CreateResult = Created | StreamExists | ContentTypeMismatch
+CreateResult = Created | StreamExists | ContentTypeMismatch | NameHeld | BucketUnknown | ForkTooLate
 AppendResult = (
     Appended
     | StreamNotFound
+    | StreamGone
     | EmptyBody
     | StaleEpoch
     | BadEpochStart
@@ -212,6 +395,11 @@ AppendResult = (
     | ContentTypeMismatch
     | SeqRegression
 )
-Result = CreateResult | AppendResult | Deleted | Touched | NotDue
-ReadResult = ReadSlice | StreamNotFound | OffsetBeyondTail | OffsetInsideMessage
-QueryResult = ReadResult | StreamInfo | StreamPage
+PublishResult = SnapshotPublished | StreamNotFound | StreamGone | OffsetBeyondTail | OffsetInsideMessage | Trimmed | PointElsewhere
+PinResult = (
+    Pinned | PointElsewhere | StreamNotFound | NameHeld | OffsetBeyondTail | OffsetInsideMessage | Trimmed | ContentTypeMismatch | SubOffsetBeyond
+)
+CrossResult = PinResult | Unpinned | ForkResolved | BucketOpened | BucketFenced | StaleOpen
+Result = CreateResult | AppendResult | Deleted | Touched | NotDue | PublishResult | TrimDone | CrossResult
+ReadResult = ReadSlice | StreamNotFound | OffsetBeyondTail | OffsetInsideMessage | StreamGone | Trimmed | Inherited
+QueryResult = ReadResult | StreamInfo | StreamPage | MessageSlice | Point | SnapshotBlob | NoSnapshot | BucketFenced
