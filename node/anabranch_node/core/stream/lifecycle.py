@@ -4,6 +4,7 @@ A stream that is past its due does not exist for any command but Expire, which f
 
 import sys
 
+from anabranch_node.core.cross import fences
 from anabranch_node.core.stream.commands import Create, Delete, Expire, Touch
 from anabranch_node.core.stream.content_type import same_media_type
 from anabranch_node.core.stream.lifetime import RareFields
@@ -15,6 +16,9 @@ from anabranch_node.core.stream.table import StreamTable
 def create(table: StreamTable, command: Create, incarnation: int, now_ms: int) -> CreateResult:
     """Idempotent: the same settings again answer where the stream ends (a body is not appended again), other settings are refused."""
     name = command.stream
+    unknown = fences.check(table, name)
+    if unknown is not None:
+        return unknown
     stream = table.streams.get(name)
     if stream is not None:
         rare = stream.rare

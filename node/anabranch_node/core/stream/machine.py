@@ -7,13 +7,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from anabranch_node.core.cross import fences
 from anabranch_node.core.raft import entry
 from anabranch_node.core.stream import lifecycle, read_plan, snapshot
 from anabranch_node.core.stream.append import append
-from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, Expire, Touch, decode_commands
-from anabranch_node.core.stream.queries import Head, ListStreams, Query, ReadAt
+from anabranch_node.core.stream.commands import Append, BucketFence, BucketOpen, Command, Create, CreateFork, Delete, Expire, Touch, decode_commands
+from anabranch_node.core.stream.queries import BucketCount, Head, ListStreams, Query, ReadAt
 from anabranch_node.core.stream.results import (
     Appended,
+    BucketFenced,
     Created,
     Deleted,
     QueryResult,
@@ -96,6 +98,8 @@ class StreamMachine:
         """`now_ms` is the clock of the node that serves: it says whether a Touch is worth proposing. What is visible, the group's clock says."""
         if isinstance(query, ListStreams):
             return self._list(query)
+        if isinstance(query, BucketCount):
+            return BucketFenced(self._table.bucket_counts.get(query.bucket, 0))
         stream = self._table.streams.get(query.stream)
         if stream is None or not self._is_visible(stream):
             return StreamNotFound(query.stream)
@@ -140,7 +144,7 @@ class StreamMachine:
 
     def freeze(self) -> FrozenView:
         """The state as it is now, to be written out in slices while entries go on being applied."""
-        return FrozenView(self.applied_index, self.now_ms, self._table.freeze())
+        return FrozenView(self.applied_index, self.now_ms, self._table.freeze(), self._table.fences.state())
 
     @classmethod
     def restore(cls, chunks: Iterable[bytes]) -> "StreamMachine":
@@ -151,13 +155,15 @@ class StreamMachine:
 
     def digest(self) -> bytes:
         """16 bytes, equal on every replica that applied the same entries."""
-        return snapshot.digest(self.applied_index, self.now_ms, self._table.streams)
+        return snapshot.digest(self.applied_index, self.now_ms, self._table.streams, self._table.fences)
 
 
 _APPLY: Final[dict[type[Any], Callable[[StreamTable, Any, int], Result]]] = {
     Delete: lifecycle.delete,
     Touch: lifecycle.touch,
     Expire: lifecycle.expire,
+    BucketOpen: fences.open_bucket,
+    BucketFence: fences.fence_bucket,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from anabranch_node.core.cross.fences import Fences, FencesState
 from anabranch_node.core.stream.commands import Producer
 from anabranch_node.core.stream.lifetime import RareFields
 from anabranch_node.core.stream.producers import ProducerState
@@ -101,24 +102,32 @@ class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_un
     firsts: bytes
 
 
-Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys
+class FenceRows(Struct, frozen=True, array_like=True, tag=20, gc=False, forbid_unknown_fields=True):
+    """Behind the head: the buckets that streams may be created in, in the table's order. Several if there are many; none if nothing was ever opened."""
+
+    highest: int
+    opened: list[tuple[str, int]]
+
+
+Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys | FenceRows
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_slice: Final = msgspec.msgpack.Decoder(Slice).decode
 _decode_records: Final = msgspec.msgpack.Decoder(
-    list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys]
+    list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys | FenceRows]
 ).decode
 
 
 class FrozenView:
     """The state at one applied index, whatever is applied afterwards (table.py). Dropping the view frees what only it still holds."""
 
-    __slots__ = ("_streams", "applied_index", "now_ms")
+    __slots__ = ("_fences", "_streams", "applied_index", "now_ms")
 
-    def __init__(self, applied_index: int, now_ms: int, streams: dict[str, Stream]) -> None:
+    def __init__(self, applied_index: int, now_ms: int, streams: dict[str, Stream], fences: FencesState) -> None:
         self.applied_index = applied_index
         self.now_ms = now_ms
         self._streams = streams
+        self._fences = fences
 
     def slices(self, bytes_max: int) -> Iterator[bytes]:
         """The state in pieces of at most about `bytes_max`, each made when asked for.
@@ -141,6 +150,7 @@ class FrozenView:
 
     def _records(self, piece_bytes_max: int) -> Iterator[Record]:
         yield MachineHead(self.applied_index, self.now_ms, len(self._streams))
+        yield from _fence_records(self._fences)
         for name, stream in self._streams.items():
             producers = stream.producers or {}
             yield StreamHead(name, stream.incarnation, stream.content_type, stream.tail, len(producers))
@@ -153,6 +163,12 @@ class FrozenView:
             if stream.tail:
                 yield from _chunk_records(stream, piece_bytes_max)
         yield MachineEnd(len(self._streams))
+
+
+def _fence_records(fences: FencesState) -> Iterator[Record]:
+    if fences.highest or fences.opened:
+        for first in range(0, max(1, len(fences.opened)), _ROWS_PER_RECORD):
+            yield FenceRows(fences.highest, fences.opened[first : first + _ROWS_PER_RECORD])
 
 
 def _rare_record(rare: RareFields) -> StreamRare:
@@ -200,6 +216,8 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
         elif isinstance(record, ChunkHead) and stream is not None:
             _restore_chunk(stream, record, key_runs, records)
             key_runs = None
+        elif isinstance(record, FenceRows) and stream is None:
+            table.fences = Fences(FencesState(record.highest, [*table.fences.opened.items(), *record.opened]))
         elif isinstance(record, MachineEnd):
             _finish(table, stream, stream_head)
             if len(table.streams) != record.stream_count or record.stream_count != head.stream_count:
@@ -285,9 +303,9 @@ def _name(record: object) -> str:
     return "nothing" if record is None else type(record).__name__
 
 
-def digest(applied_index: int, now_ms: int, streams: dict[str, Stream]) -> bytes:
+def digest(applied_index: int, now_ms: int, streams: dict[str, Stream], fences: Fences) -> bytes:
     """A hash of what the state means: equal for equal states however their chunks are cut, whoever was restored and when."""
-    total = blake2b(_encode((applied_index, now_ms, len(streams))), digest_size=16)
+    total = blake2b(_encode((applied_index, now_ms, len(streams), fences.state())), digest_size=16)
     for name in sorted(streams):
         stream = streams[name]
         producers = None if stream.producers is None else list(stream.producers.items())

@@ -3,12 +3,13 @@
 freeze() copies the dict (pointers, at C speed) and raises the generation; whoever changes a stream calls `own` first, which replaces an object
 older than the last freeze by a copy. A view thus keeps exactly what it saw, and pays for what changes, not for what exists."""
 
+from anabranch_node.core.cross.fences import Fences, bucket_of
 from anabranch_node.core.stream.expiry import ExpiryQueue
 from anabranch_node.core.stream.stream import Stream
 
 
 class StreamTable:
-    __slots__ = ("_names", "expiry", "generation", "hot_bytes", "streams")
+    __slots__ = ("_names", "bucket_counts", "expiry", "fences", "generation", "hot_bytes", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[str, Stream] = {}
@@ -17,18 +18,27 @@ class StreamTable:
         self.hot_bytes = 0
         """Payload that all streams hold."""
         self.expiry = ExpiryQueue()
+        self.fences = Fences()
+        self.bucket_counts: dict[str, int] = {}
+        """Streams of each bucket that has any, those included that are kept for forks, or past their due and not freed. Derived."""
         self._names: list[str] | None = None
 
     def insert(self, name: str, stream: Stream) -> None:
         assert name not in self.streams, name
         self.streams[name] = stream
         self.hot_bytes += stream.held_bytes
+        bucket = bucket_of(name)
+        self.bucket_counts[bucket] = self.bucket_counts.get(bucket, 0) + 1
         self._names = None
         self.watch_expiry(name, stream)
 
     def remove(self, name: str) -> None:
         stream = self.streams.pop(name)
         self.hot_bytes -= stream.held_bytes
+        bucket = bucket_of(name)
+        self.bucket_counts[bucket] -= 1
+        if not self.bucket_counts[bucket]:
+            del self.bucket_counts[bucket]
         self._names = None
         if stream.rare is not None and stream.rare.due_ms is not None:
             self.expiry.forget(self.streams)
