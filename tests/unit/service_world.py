@@ -1,5 +1,7 @@
 """A few nodes, each the whole service over a disk that syncs at once, and a network that a test cuts by hand. No sockets, no threads, no clock.
 
+Group 0 is the meta group with the real MetaMachine; the view, which no test here changes, is told to all by hand.
+
 The tests of the service say what a client asks and what it is answered; frames, syncs and turns in between happen here."""
 
 from collections import deque
@@ -7,6 +9,7 @@ from random import Random
 from typing import Any
 
 from anabranch_node.core import effects as fx
+from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.cluster.machine import MetaMachine
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, ReplicaPlace
@@ -17,13 +20,13 @@ from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
-from anabranch_node.service.effects import Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond
+from anabranch_node.service.effects import Ask, Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond, Told
 from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
-from anabranch_node.web.request import Head, parse
-from anabranch_proto.ids import NodeIdentity
+from anabranch_node.web.request import Head, Kind, Request, parse
+from anabranch_proto.ids import META_GROUP, NodeIdentity
 
 TICK_MS = 50
 START_MS = 1_800_000_000_000
@@ -46,6 +49,7 @@ class Node:
         self.answers: dict[int, bytes] = {}
         self.streams: dict[int, bytes] = {}
         self.ended: set[int] = set()
+        self.told: dict[int, Any] = {}
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -71,6 +75,8 @@ class Node:
                     self.streams[token] = self.streams.get(token, b"") + effect.data
                 if isinstance(effect, End):
                     self.ended.update(effect.tokens)
+            elif isinstance(effect, Told):
+                self.told[effect.token] = effect.result
             elif isinstance(effect, fx.TurnAgain):
                 self.turns_wanted += 1
         if self.wal.ticket > self.wal.synced_ticket and not self.disk_stalls:
@@ -78,15 +84,17 @@ class Node:
 
 
 class World:
-    """Group 1 has its replicas on `holders`, the preferred leader's first; `extra` nodes hold nothing."""
+    """Groups 0 to `groups` have their replicas on `holders`, the preferred leader's first; `extra` nodes hold nothing."""
 
-    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None) -> None:
+    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
-        placements = [GroupPlacement(GROUP, [ReplicaPlace(10 + number, number) for number in range(1, holders + 1)])]
-        self.view = ClusterView(1, "c1", 1, min(3, holders), nodes, placements)
+        placements = [
+            GroupPlacement(group, [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]) for group in range(groups + 1)
+        ]
+        self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[tuple[int, int]] = set()
         """(from, to): frames are taken and lost, nobody notices."""
@@ -98,6 +106,8 @@ class World:
         self.token = 0
         self.nodes = {number: Node(self, number) for number in numbers}
         self.ticks(40)
+        first = RegisterNode("n1", 0xA1, 1, "", "", "", "", 0)
+        assert self.told(1, META_GROUP, True, InitCluster("c1", groups, 1, first, 0)).created
 
     def carry(self, source: int, effect: fx.SendFrame) -> bool:
         way = (source, effect.node)
@@ -143,7 +153,10 @@ class World:
 
     @property
     def leader(self) -> int:
-        (leader,) = [number for number, node in self.nodes.items() if node.up and GROUP in node.host.leads()]
+        return self.leader_of(GROUP)
+
+    def leader_of(self, group: int) -> int:
+        (leader,) = [number for number, node in self.nodes.items() if node.up and group in node.host.leads()]
         return leader
 
     def follower(self) -> int:
@@ -153,9 +166,12 @@ class World:
 
     def ask(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> int:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
-        self.token += 1
         raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
         request = parse(Head(method.encode(), f"/v1/stream/{target}".encode(), [(b"host", b"h"), *raw]))
+        return self.send(number, request, body)
+
+    def send(self, number: int, request: Request, body: bytes = b"") -> int:
+        self.token += 1
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 
@@ -164,13 +180,26 @@ class World:
 
     def do(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> bytes:
         """The answer of what needs no more time than a heartbeat takes to tell a follower what is committed."""
-        token = self.ask(number, method, target, body, **headers)
+        return self.answer(number, self.ask(number, method, target, body, **headers))
+
+    def answer(self, number: int, token: int, ticks_max: int = 20) -> bytes:
         self.settle()
-        for _ in range(20):
+        for _ in range(ticks_max):
             if token in self.nodes[number].answers:
                 break
             self.ticks(1)
         return self.nodes[number].answers[token]
+
+    def bucket(self, number: int, kind: Kind, bucket: str, **fields: Any) -> bytes:
+        return self.answer(number, self.send(number, Request(kind, bucket=bucket, **fields)))
+
+    def told(self, number: int, group: int, write: bool, payload: Any) -> Any:
+        """What that node is told that asks a group for itself."""
+        self.token += 1
+        self.nodes[number].inbox.append(Ask(self.token, group, write, payload))
+        self.settle()
+        self.ticks(3)
+        return self.nodes[number].told[self.token]
 
     def create(self, target: str = "s", **headers: str) -> None:
         assert status(self.do(self.leader, "PUT", target, content_type="text/plain", **headers)) == 201

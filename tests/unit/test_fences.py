@@ -1,4 +1,4 @@
-"""What a group knows of buckets: where it may make streams, which opens come too late, how many streams of a bucket it has; through a snapshot, too."""
+"""What a group knows of buckets: where it may make streams, which opens come too late, how many streams it has; through a snapshot, too."""
 
 import pytest
 from hypothesis import given

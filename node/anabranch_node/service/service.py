@@ -2,7 +2,7 @@
 
 Before us: the client plane parsed a request, a peer sent a letter. We route it (here, or to the node that can answer), wait for Raft, and render the
 answer (web/). A write is sent on only after a definite refusal; a read is tried until its deadline. Live reads wait in live.py, listings gather in
-listing.py. After us: the driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
+listing.py, what concerns buckets in buckets.py. After us: the driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -17,10 +17,12 @@ from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import Touch
-from anabranch_node.core.stream.results import Appended, ReadSlice
+from anabranch_node.core.stream.results import Appended, BucketUnknown, ReadSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
+from anabranch_node.service.buckets import BucketRequests
+from anabranch_node.service.cross import Cross
 from anabranch_node.service.effects import Ask, EndLive, FramesDropped, RequestArrived, RequestGone, Respond, Told
 from anabranch_node.service.life import Life, Served, Stage
 from anabranch_node.service.listing import Listings
@@ -33,6 +35,7 @@ from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_OF_BUCKETS = frozenset({Kind.BUCKET_CREATE, Kind.BUCKET_INFO, Kind.BUCKET_LIST, Kind.BUCKET_DELETE})
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
@@ -53,6 +56,8 @@ class Service:
         self.forwarding = Forwarding(host, meta)
         self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
         self._listings = Listings()
+        self.buckets = BucketRequests(self)
+        self.cross = Cross(host, self.ask)
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
@@ -146,6 +151,9 @@ class Service:
                 self._list(token, request, routing)
                 return
             write = kind is Kind.CREATE or kind is Kind.APPEND or kind is Kind.DELETE
+            if not write and kind is not Kind.READ and kind is not Kind.HEAD and kind in _OF_BUCKETS:
+                self.buckets.asked(token, request, routing.groups)
+                return
             payload: Any = web_write.command(request, event.body) if write else web_read.query(request, self.options.response_bytes_max)
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
@@ -155,7 +163,7 @@ class Service:
                 self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
                 return
             self.live_count += 1
-        self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request))
+        self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request, makes_bucket=request.makes_bucket))
 
     def _on_ask(self, event: Ask) -> None:
         self._start(Life(event.token, event.group, event.write, event.payload, self._deadline()))
@@ -181,6 +189,8 @@ class Service:
         if life is not None:
             self._drop(life)
             self.live.remove(life)
+        else:
+            self.buckets.gone(event.token)
 
     # --- where a request goes ----------------------------------------------------------------------------------------------------
 
@@ -250,6 +260,9 @@ class Service:
     def _finish(self, life: Life, result: Any) -> None:
         if type(result) is ReadSlice and self._goes_on(life, result):
             return
+        if type(result) is BucketUnknown and life.served is None:  # the node that was asked first looks after it
+            self.buckets.unknown(life, result.bucket)
+            return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
@@ -273,6 +286,8 @@ class Service:
         elif life.served is not None:
             self._served_count -= 1
             self.forwarding.answer(life.served.node, life.served.incarnation, life.group, life.served.request, result)
+        elif life.then is not None:
+            life.then(result)
         elif life.token < 0:
             listed = self._listings.told(life.token, result)
             if listed is not None:
@@ -378,6 +393,27 @@ class Service:
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
 
+    # --- asked by ourselves (buckets.py, cross.py) -------------------------------------------------------------------------------
+
+    def ask(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
+        self._start(Life(self._own_token(), group, write, payload, self._deadline(), then=then))
+
+    def reply(self, token: int, request: Request, reply: Reply) -> None:
+        self._respond(token, request, reply)
+
+    def is_opening(self, life: Life) -> bool:
+        return self._lives.get(life.token) is life and life.stage is Stage.OPENING
+
+    def go_on(self, life: Life) -> None:
+        life.stage = Stage.ASKED
+        self._send(life)
+
+    def end(self, life: Life, result: Any) -> None:
+        self._finish(life, result)
+
+    def deadline_ms(self) -> int:
+        return self._deadline()
+
     # --- other nodes -------------------------------------------------------------------------------------------------------------
 
     def _on_letter(self, event: LetterReceived) -> None:
@@ -431,6 +467,9 @@ class Service:
                     life.stage = Stage.LAST_LOOK if life.last_look else Stage.ASKED
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
+        self.buckets.tick(now_ms)
+        if self.routing is not None:
+            self.cross.tick(now_ms, self.routing)
 
     def _time_out(self, life: Life) -> None:
         self.forwarding.forget(life.token)

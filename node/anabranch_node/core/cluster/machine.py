@@ -25,7 +25,16 @@ from anabranch_node.core.cluster.commands import (
     decode_commands,
 )
 from anabranch_node.core.cluster.queries import Query
-from anabranch_node.core.cluster.results import BucketAbsent, BucketState, ClusterInitialized, ClusterRefusal, NodeRefused, NodeRegistered, Placed, Result
+from anabranch_node.core.cluster.results import (
+    BucketAbsent,
+    BucketState,
+    ClusterInitialized,
+    ClusterRefusal,
+    NodeRefused,
+    NodeRegistered,
+    Placed,
+    Result,
+)
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, NodeState, ReplicaPlace
 from anabranch_node.core.raft import entry
 from anabranch_proto.formats import Damaged, NewerFormat
@@ -87,7 +96,7 @@ class MetaMachine:
 
     def apply_commands(self, index: int, commands: Sequence[Command]) -> list[Result]:
         assert index == self.applied_index + 1, (index, self.applied_index)
-        results = []
+        results: list[Result] = []
         for command in commands:
             self.now_ms = max(self.now_ms, command.now_ms)
             results.append(self._apply(place_of(index, len(results)), command))

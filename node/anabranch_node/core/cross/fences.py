@@ -1,4 +1,4 @@
-"""Which buckets a group may create streams in: those that it was told are open (BucketOpen), until it is told that one is being deleted (BucketFence).
+"""Which buckets a group may create streams in: those that it was told are open (BucketOpen), until it is told of its delete (BucketFence).
 
 Before us: service/buckets.py asks the meta group after a create was refused with BucketUnknown, and opens the bucket here; service/cross.py fences
 the buckets that are being deleted. After us: stream/lifecycle.py calls check() before it makes a stream.

@@ -103,7 +103,7 @@ class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_un
 
 
 class FenceRows(Struct, frozen=True, array_like=True, tag=20, gc=False, forbid_unknown_fields=True):
-    """Behind the head: the buckets that streams may be created in, in the table's order. Several if there are many; none if nothing was ever opened."""
+    """Behind the head: the buckets that streams may be created in, in the table's order. Several if there are many; none if none was ever opened."""
 
     highest: int
     opened: list[tuple[str, int]]
