@@ -683,7 +683,9 @@ def test_a_message_larger_than_a_chunk_is_kept_and_read_without_a_copy() -> None
     assert isinstance(slice_, ReadSlice)
     assert slice_.data is large
     assert read(machine, S, 0, 1) == ReadSlice(0, 5, b"small", False, FIRST, "text/plain", tail=10 + len(large))
-    assert read(machine, S, 5 + len(large), 1) == ReadSlice(5 + len(large), 10 + len(large), b"after", True, FIRST, "text/plain", tail=10 + len(large))
+    assert read(machine, S, 5 + len(large), 1) == ReadSlice(
+        5 + len(large), 10 + len(large), b"after", True, FIRST, "text/plain", tail=10 + len(large)
+    )
 
 
 def test_chunks_are_bounded_in_bytes_and_messages() -> None:
