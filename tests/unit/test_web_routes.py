@@ -94,7 +94,9 @@ def test_a_bucket_has_4_to_64_of_a_few_characters(bucket: str) -> None:
     assert ask("PUT", "/ds/" + "a" * 64).bucket == "a" * 64
 
 
-@pytest.mark.parametrize("local", ["a%2Fb", "a%00", "a..b", "..", "%2e%2e", "", ".", "a%5Cb", "%ff", "%", "a/b", "a/b/c", "s/snapshot/a/b", "s/append-batch/"])
+@pytest.mark.parametrize(
+    "local", ["a%2Fb", "a%00", "a..b", "..", "%2e%2e", "", ".", "a%5Cb", "%ff", "%", "a/b", "a/b/c", "s/snapshot/a/b", "s/append-batch/"]
+)
 def test_a_stream_id_is_one_segment(local: str) -> None:
     for prefix in ("/ds/bucket/", "/bucket/"):
         for method in ("PUT", "GET"):
@@ -148,7 +150,9 @@ def test_a_preflight_is_the_same_everywhere() -> None:
         assert ask("OPTIONS", path) == Request(Kind.PREFLIGHT)
 
 
-@pytest.mark.parametrize("argument", ["1", "-1", "now", "0000000000000000000a", "99999999999999999999", "append-batch", "0000000000000000_0000000000000000"])
+@pytest.mark.parametrize(
+    "argument", ["1", "-1", "now", "0000000000000000000a", "99999999999999999999", "append-batch", "0000000000000000_0000000000000000"]
+)
 def test_a_snapshot_is_at_20_digits(argument: str) -> None:
     for method in ("PUT", "GET", "DELETE"):
         assert refused(method, f"/v1/stream/s/snapshot/{argument}") == (400, "bad_offset")
