@@ -4,6 +4,7 @@ fork was ever made (DESIGN 9). Asked once per tick by service.py; level-triggere
 Every message may come twice, and each receiver takes it so; a leader that dies is followed by one that looks at the same state. Not here: what the
 commands do (core/cross)."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch_node.core.raft.raft import Role
@@ -40,13 +41,11 @@ class Cross:
             if machine.outbox:
                 for number, owed in list(machine.outbox.items()):
                     if self._may_send((group.id, number), uptime_ms):
-                        command = Unpin(owed.stream, owed.incarnation, owed.uuid, 0)
-                        self._ask(owed.stream, command, lambda told, g=group.id, n=number: self._unpinned(g, n, told))
+                        self._ask(owed.stream, Unpin(owed.stream, owed.incarnation, owed.uuid, 0), partial(self._unpinned, group.id, number))
             for stream, incarnation, uuid, fork in machine.pending_pins():
                 pending.add((group.id, uuid))
                 if uptime_ms - self._seen.setdefault((group.id, uuid), uptime_ms) >= PIN_SETTLE_MS and self._may_send((group.id, uuid), uptime_ms):
-                    settle = (group.id, stream, incarnation, uuid)
-                    self._ask(fork, ResolveFork(fork, uuid, 0), lambda told, to=settle: self._resolved(*to, told))
+                    self._ask(fork, ResolveFork(fork, uuid, 0), partial(self._resolved, group.id, stream, incarnation, uuid))
         if len(self._seen) > len(pending):
             self._seen = {key: since for key, since in self._seen.items() if key in pending}
 

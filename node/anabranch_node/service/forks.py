@@ -53,9 +53,18 @@ class Forks:
         """`life` is the client's request, known to the service, with its deadline; its answer is ours to give."""
         request = life.request
         assert request is not None
-        settings = (request.ttl_s, request.expires_at_ms, request.closed, request.retention_bytes, request.retention_age_s)
-        point = (request.fork_anchor, request.fork_sub_offset)
-        look = ForkLook(request.stream, request.fork_source, *point, request.content_type, *settings)
+        look = ForkLook(
+            request.stream,
+            request.fork_source,
+            request.fork_anchor,
+            request.fork_sub_offset,
+            request.content_type,
+            request.ttl_s,
+            request.expires_at_ms,
+            request.closed,
+            request.retention_bytes,
+            request.retention_age_s,
+        )
         self._ask(life, request.stream, False, look, lambda found: self._looked(life, body, found))
 
     def _looked(self, life: Life, body: bytes, found: Any) -> None:

@@ -2,7 +2,8 @@
 
 Before us: the client plane parsed a request, a peer sent a letter. We route it (here, or to the node that can answer), wait for Raft, and render the
 answer (web/). A write is sent on only after a definite refusal; a read is tried until its deadline. Live reads wait in live.py, listings gather in
-listing.py; forks.py makes and reads what spans groups. After us: the driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
+listing.py; forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the driver writes bytes. Not here:
+bytes of requests and answers (web/), Raft (engine/)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -51,14 +51,15 @@ def split_json(body: bytes) -> list[bytes]:
         raise refuse(400, "bad_json", "the body is not valid JSON") from None
 
 
-def _pack(messages: list[bytes]) -> tuple[bytes, bytes]:
+def pack_json(messages: list[bytes]) -> tuple[bytes, bytes]:
+    """(body, lengths) of a command: each message is its own bytes and a comma."""
     lengths = b"" if len(messages) < 2 else pack(f"<{len(messages)}I", *[len(message) + 1 for message in messages])
     return (b",".join(messages) + b"," if messages else b""), lengths
 
 
 def initial_body(content_type: str, body: bytes) -> tuple[bytes, bytes]:
     """(body, lengths) of a create. Raises BadRequest."""
-    return _pack(split_json(body)) if body and is_json(content_type) else (body, b"")
+    return pack_json(split_json(body)) if body and is_json(content_type) else (body, b"")
 
 
 def command(request: Request, body: bytes) -> Command:
@@ -77,7 +78,7 @@ def command(request: Request, body: bytes) -> Command:
             messages = split_json(body)
             if not messages:
                 raise refuse(400, "empty_array", "an empty array appends nothing")
-            body, lengths = _pack(messages)
+            body, lengths = pack_json(messages)
         return Append(
             request.stream, body, 0, request.producer, content_type, lengths, request.closed, request.seq, request.key, request.timestamp_ms
         )
@@ -93,6 +94,8 @@ def command(request: Request, body: bytes) -> Command:
             request.closed,
             body,
             lengths,
+            request.retention_bytes,
+            request.retention_age_s,
         )
     assert kind is Kind.DELETE, kind
     return Delete(request.stream, 0)
