@@ -17,22 +17,27 @@ from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import Touch
-from anabranch_node.core.stream.results import Appended, ReadSlice
+from anabranch_node.core.stream.results import Appended, MessageSlice, ReadSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
-from anabranch_node.service.effects import Ask, EndLive, FramesDropped, RequestArrived, RequestGone, Respond, Told
+from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
+from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
 from anabranch_node.service.life import Life, Served, Stage
 from anabranch_node.service.listing import Listings
 from anabranch_node.service.live import LiveOptions, LiveReaders
+from anabranch_node.web import batch as web_batch
 from anabranch_node.web import errors as web_errors
 from anabranch_node.web import read as web_read
+from anabranch_node.web import snapshot as web_snapshot
 from anabranch_node.web import write as web_write
+from anabranch_node.web.bootstrap import boundary_of
 from anabranch_node.web.reply import PREFLIGHT, Reply, render
 from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
@@ -71,6 +76,7 @@ class Service:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             RequestArrived: self._on_request,
             RequestGone: self._on_gone,
+            Taken: self._on_taken,
             Ask: self._on_ask,
             EndLive: lambda _: self.live.end_all(self._out, self._finish_poll),
             fx.Tick: self._on_tick,
@@ -115,7 +121,7 @@ class Service:
                 token, result = effect.token, effect.result
                 # The common case, on one page: an append of a client of ours was committed.
                 life = lives.get(token) if type(result) is Appended else None
-                if life is not None and life.request is not None and life.stage is Stage.ASKED:
+                if life is not None and life.request is not None and life.stage is Stage.ASKED and life.frames is None:
                     del lives[token]
                     appends += 1
                     append_bytes += result.next_offset - result.start_offset
@@ -141,12 +147,30 @@ class Service:
             self._respond(token, request, web_errors.answer(Initializing()))
             return
         kind = request.kind
+        frames: list[web_batch.Frame] | None = None
+        bootstrap: Bootstrap | None = None
+        payload: Any
         try:
-            if kind is Kind.LIST:
+            write = kind is Kind.APPEND or kind is Kind.CREATE or kind is Kind.DELETE
+            if write:
+                payload = web_write.command(request, event.body)
+            elif kind is Kind.READ or kind is Kind.HEAD:
+                payload = web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.LIST:
                 self._list(token, request, routing)
                 return
-            write = kind is Kind.CREATE or kind is Kind.APPEND or kind is Kind.DELETE
-            payload: Any = web_write.command(request, event.body) if write else web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.BATCH:
+                payload, frames = web_batch.batch(request, event.body)
+                if payload is None:
+                    self._respond(token, request, web_batch.answer(frames, None))
+                    return
+                write = True
+            elif kind is Kind.BOOTSTRAP:
+                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token))
+                payload = bootstrap.query()
+            else:
+                write = kind is Kind.SNAPSHOT_PUBLISH
+                payload = web_snapshot.command(request, event.body) if write else web_snapshot.query(request)
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
@@ -155,7 +179,9 @@ class Service:
                 self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
                 return
             self.live_count += 1
-        self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request))
+        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request)
+        life.frames, life.bootstrap = frames, bootstrap
+        self._start(life)
 
     def _on_ask(self, event: Ask) -> None:
         self._start(Life(event.token, event.group, event.write, event.payload, self._deadline()))
@@ -250,6 +276,11 @@ class Service:
     def _finish(self, life: Life, result: Any) -> None:
         if type(result) is ReadSlice and self._goes_on(life, result):
             return
+        if type(result) is MessageSlice and self._resets_window(life, result):
+            return
+        if life.bootstrap is not None:
+            self._go_on_bootstrap(life, life.bootstrap, result)
+            return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
@@ -260,12 +291,19 @@ class Service:
                 if type(result) is Appended:
                     self.appends += 1
                     self.append_bytes += result.next_offset - result.start_offset
-                reply = web_write.answer(request, result)
+                if life.frames is not None:
+                    reply = web_batch.answer(life.frames, result)
+                elif request.kind is Kind.SNAPSHOT_PUBLISH:
+                    reply = web_snapshot.answer(request, result)
+                else:
+                    reply = web_write.answer(request, result)
+            elif request.kind in _SNAPSHOT_KINDS:
+                reply = web_snapshot.answer(request, result)
             elif life.stage is Stage.LAST_LOOK and type(result) is ReadSlice and not result.data:
                 reply = web_read.nothing_new(request, result, self._now_ms)
             else:
                 reply = web_read.answer(request, result, self._now_ms)
-            if type(result) is ReadSlice:
+            if type(result) is ReadSlice or type(result) is MessageSlice:
                 self.reads += 1
                 if reply.body:  # not if the client has it already
                     self.read_bytes += len(result.data)
@@ -283,14 +321,7 @@ class Service:
     def _goes_on(self, life: Life, slice: ReadSlice) -> bool:
         """True: the read is not over yet, since its window must be reset, it waits at the tail, or it is a live stream."""
         request = life.request
-        if (
-            slice.touch_due
-            and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
-            and (request is None or request.kind is Kind.READ)
-            and not life.remote
-            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
-        ):
-            self._send_touch(life, slice)
+        if self._resets_window(life, slice):
             return True
         if life.stage is Stage.LAST_LOOK:
             return False
@@ -315,6 +346,55 @@ class Service:
             return True
         return False
 
+    def _resets_window(self, life: Life, slice: ReadSlice | MessageSlice) -> bool:
+        """True: the read waits until its stream's sliding window has been reset."""
+        if (
+            slice.touch_due
+            and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
+            and (life.request is None or life.request.kind is Kind.READ or life.request.kind is Kind.BOOTSTRAP)
+            and not life.remote
+            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
+        ):
+            self._send_touch(life, slice)
+            return True
+        return False
+
+    def _go_on_bootstrap(self, life: Life, bootstrap: Bootstrap, result: Any) -> None:
+        token, step = life.token, bootstrap.step(result)
+        if type(step) is Send:
+            self.reads += step.first
+            self.read_bytes += step.stream_bytes
+            if step.first:
+                self._out.append(Begin(token, step.data, not step.last))
+            elif not step.last:
+                self._out.append(Piece(token, step.data))
+            if step.last:
+                self._drop(life)
+                self._out.append(End([token], bootstrap.closing() if step.first else step.data + bootstrap.closing()))
+            else:
+                life.stage = Stage.PACED
+        elif type(step) is Refuse:
+            self._drop(life)
+            assert life.request is not None
+            self._respond(token, life.request, web_errors.answer(step.result))
+        elif type(step) is CutOff:
+            self._drop(life)
+            self._out.append(Abort(token))
+        else:
+            self._ask_on(life, bootstrap)
+
+    def _on_taken(self, event: Taken) -> None:
+        life = self._lives.get(event.token)
+        if life is not None and life.bootstrap is not None and life.stage is Stage.PACED:
+            life.deadline_ms = self._deadline()
+            self._deadlines.append((life.deadline_ms, life.token))
+            self._ask_on(life, life.bootstrap)
+
+    def _ask_on(self, life: Life, bootstrap: Bootstrap) -> None:
+        life.stage = Stage.ASKED
+        life.payload = bootstrap.query()
+        self._send(life)
+
     def _poll_elsewhere(self, life: Life, slice: ReadSlice) -> bool:
         """A long-poll at the tail of a stream that another node holds: let that node wait. False: its time is over."""
         life.poll_until_ms = life.poll_until_ms or self._uptime_ms + self.options.live.long_poll_timeout_ms
@@ -329,7 +409,7 @@ class Service:
         self._send(life)
         return True
 
-    def _send_touch(self, life: Life, slice: ReadSlice) -> None:
+    def _send_touch(self, life: Life, slice: ReadSlice | MessageSlice) -> None:
         """The read now waits for the Touch of its stream. No leader: it is answered all the same; it is only not counted as activity."""
         life.stage, life.slice = Stage.TOUCHING, slice
         life.touch = self._own_token()
@@ -422,7 +502,7 @@ class Service:
         now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
-            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING):
+            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING, Stage.PACED):
                 self._time_out(life)
         if self._parked:
             parked, self._parked = self._parked, []
