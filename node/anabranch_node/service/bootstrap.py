@@ -1,7 +1,7 @@
 """One bootstrap between its arrival and its last part: which question comes next, which bytes go out.
 
-Before us: service.py asks what query() says and brings the results. After us: web/bootstrap.py renders, the driver writes, and says when its client has
-taken a piece; only then the next one is asked for, so that memory holds one piece whatever the length of the stream.
+Before us: service.py asks what query() says and brings the results. After us: web/bootstrap.py renders, the driver writes, and says when its client
+has taken a piece; only then the next one is asked for, so that memory holds one piece whatever the length of the stream.
 
 First look: what the stream is, and where it begins and ends now; everything after is asked of exactly that incarnation. Until the first byte is
 sent, a stream that changes under us means another look. After it there is no status left to send: the answer is cut off, never ended as if it were
@@ -98,12 +98,8 @@ class Bootstrap:
 
     def _fits(self, slice: MessageSlice, info: StreamInfo) -> bool:
         """It continues what was sent, of the same stream, and there is an end to it."""
-        at = self._at
-        return (
-            slice.start == at
-            and slice.incarnation == info.incarnation
-            and (at < slice.next_offset <= info.tail or at == slice.next_offset == info.tail)
-        )
+        at, behind = self._at, slice.next_offset
+        return slice.start == at and slice.incarnation == info.incarnation and (at < behind <= info.tail or at == behind == info.tail)
 
     def _send(self, slice: MessageSlice, info: StreamInfo) -> Send:
         self._at = slice.next_offset

@@ -57,6 +57,11 @@ def pack_json(messages: list[bytes]) -> tuple[bytes, bytes]:
     return (b",".join(messages) + b"," if messages else b""), lengths
 
 
+def initial_body(content_type: str, body: bytes) -> tuple[bytes, bytes]:
+    """(body, lengths) of a create. Raises BadRequest."""
+    return pack_json(split_json(body)) if body and is_json(content_type) else (body, b"")
+
+
 def command(request: Request, body: bytes) -> Command:
     """`now_ms` is 0 until the leader stamps it. Raises BadRequest for what only the body shows."""
     kind = request.kind
@@ -78,8 +83,7 @@ def command(request: Request, body: bytes) -> Command:
             request.stream, body, 0, request.producer, content_type, lengths, request.closed, request.seq, request.key, request.timestamp_ms
         )
     if kind is Kind.CREATE:
-        if body and is_json(request.content_type):
-            body, lengths = pack_json(split_json(body))
+        body, lengths = initial_body(request.content_type, body)
         return Create(
             request.stream,
             request.content_type,
