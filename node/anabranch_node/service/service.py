@@ -23,20 +23,25 @@ from anabranch_node.core.stream.results import Appended, Inherited, MessageSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
+from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
 from anabranch_node.service.cross import Cross
-from anabranch_node.service.effects import Ask, EndLive, FramesDropped, RequestArrived, RequestGone, Respond, Told
+from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
 from anabranch_node.service.forks import Forks
 from anabranch_node.service.life import Life, Served, Stage
 from anabranch_node.service.listing import Listings
 from anabranch_node.service.live import LiveOptions, LiveReaders
+from anabranch_node.web import batch as web_batch
 from anabranch_node.web import errors as web_errors
 from anabranch_node.web import read as web_read
+from anabranch_node.web import snapshot as web_snapshot
 from anabranch_node.web import write as web_write
+from anabranch_node.web.bootstrap import boundary_of
 from anabranch_node.web.reply import PREFLIGHT, Reply, render
-from anabranch_node.web.request import BadRequest, Kind, Request
+from anabranch_node.web.request import BadRequest, Kind, Request, refuse
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
 _READING = (Kind.READ, Kind.BOOTSTRAP)
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
@@ -79,6 +84,7 @@ class Service:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             RequestArrived: self._on_request,
             RequestGone: self._on_gone,
+            Taken: self._on_taken,
             Ask: self._on_ask,
             EndLive: lambda _: self.live.end_all(self._out, self._finish_poll),
             fx.Tick: self._on_tick,
@@ -123,7 +129,7 @@ class Service:
                 token, result = effect.token, effect.result
                 # The common case, on one page: an append of a client of ours was committed.
                 life = lives.get(token) if type(result) is Appended else None
-                if life is not None and life.request is not None and life.stage is Stage.ASKED:
+                if life is not None and life.request is not None and life.stage is Stage.ASKED and life.frames is None:
                     del lives[token]
                     appends += 1
                     append_bytes += result.next_offset - result.start_offset
@@ -149,14 +155,32 @@ class Service:
             self._respond(token, request, web_errors.answer(Initializing()))
             return
         kind = request.kind
+        frames: list[web_batch.Frame] | None = None
+        bootstrap: Bootstrap | None = None
+        payload: Any
         try:
-            if kind is Kind.LIST:
+            write = kind is Kind.APPEND or kind is Kind.CREATE or kind is Kind.DELETE
+            if write:
+                payload = None if request.fork_source else web_write.command(request, event.body)  # of a fork it depends on its source
+            elif kind is Kind.READ or kind is Kind.HEAD:
+                payload = web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.LIST:
                 self._list(token, request, routing)
                 return
-            write = kind is Kind.CREATE or kind is Kind.APPEND or kind is Kind.DELETE
-            payload: Any = None
-            if not request.fork_source:  # of a fork it depends on its source
-                payload = web_write.command(request, event.body) if write else web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.BATCH:
+                payload, frames = web_batch.batch(request, event.body)
+                if payload is None:
+                    self._respond(token, request, web_batch.answer(frames, None))
+                    return
+                write = True
+            elif kind is Kind.BOOTSTRAP:
+                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token))
+                payload = bootstrap.query()
+            elif kind in _SNAPSHOT_KINDS:
+                write = kind is Kind.SNAPSHOT_PUBLISH
+                payload = web_snapshot.command(request, event.body) if write else web_snapshot.query(request)
+            else:
+                raise refuse(501, "not_served", "this server does not do that yet")
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
@@ -166,6 +190,7 @@ class Service:
                 return
             self.live_count += 1
         life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request)
+        life.frames, life.bootstrap = frames, bootstrap
         if request.fork_source:
             self._enter(life)
             self.forks.make(life, event.body)
@@ -309,6 +334,9 @@ class Service:
         elif kind is PointElsewhere and life.served is None and isinstance(life.payload, PublishSnapshot):
             self.forks.publish_elsewhere(life, life.payload, result)
             return
+        if life.bootstrap is not None:
+            self._go_on_bootstrap(life, life.bootstrap, result)
+            return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
@@ -319,12 +347,19 @@ class Service:
                 if type(result) is Appended:
                     self.appends += 1
                     self.append_bytes += result.next_offset - result.start_offset
-                reply = web_write.answer(request, result)
+                if life.frames is not None:
+                    reply = web_batch.answer(life.frames, result)
+                elif request.kind is Kind.SNAPSHOT_PUBLISH:
+                    reply = web_snapshot.answer(request, result)
+                else:
+                    reply = web_write.answer(request, result)
+            elif request.kind in _SNAPSHOT_KINDS:
+                reply = web_snapshot.answer(request, result)
             elif life.stage is Stage.LAST_LOOK and type(result) is ReadSlice and not result.data:
                 reply = web_read.nothing_new(request, result, self._now_ms)
             else:
                 reply = web_read.answer(request, result, self._now_ms)
-            if type(result) is ReadSlice:
+            if type(result) is ReadSlice or type(result) is MessageSlice:
                 self.reads += 1
                 if reply.body:  # not if the client has it already
                     self.read_bytes += len(result.data)
@@ -383,6 +418,42 @@ class Service:
             self._send_touch(life, slice)
             return True
         return False
+
+    def _go_on_bootstrap(self, life: Life, bootstrap: Bootstrap, result: Any) -> None:
+        token, step = life.token, bootstrap.step(result)
+        if type(step) is Send:
+            self.reads += step.first
+            self.read_bytes += step.stream_bytes
+            if step.first:
+                self._out.append(Begin(token, step.data, not step.last))
+            elif not step.last:
+                self._out.append(Piece(token, step.data))
+            if step.last:
+                self._drop(life)
+                self._out.append(End([token], bootstrap.closing() if step.first else step.data + bootstrap.closing()))
+            else:
+                life.stage = Stage.PACED
+        elif type(step) is Refuse:
+            self._drop(life)
+            assert life.request is not None
+            self._respond(token, life.request, web_errors.answer(step.result))
+        elif type(step) is CutOff:
+            self._drop(life)
+            self._out.append(Abort(token))
+        else:
+            self._ask_on(life, bootstrap)
+
+    def _on_taken(self, event: Taken) -> None:
+        life = self._lives.get(event.token)
+        if life is not None and life.bootstrap is not None and life.stage is Stage.PACED:
+            life.deadline_ms = self._deadline()
+            self._deadlines.append((life.deadline_ms, life.token))
+            self._ask_on(life, life.bootstrap)
+
+    def _ask_on(self, life: Life, bootstrap: Bootstrap) -> None:
+        life.stage = Stage.ASKED
+        life.payload = bootstrap.query()
+        self._send(life)
 
     def _poll_elsewhere(self, life: Life, slice: ReadSlice) -> bool:
         """A long-poll at the tail of a stream that another node holds: let that node wait. False: its time is over."""
@@ -491,7 +562,7 @@ class Service:
         now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
-            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING):
+            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING, Stage.PACED):
                 self._time_out(life)
         if self._parked:
             parked, self._parked = self._parked, []

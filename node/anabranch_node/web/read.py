@@ -109,18 +109,18 @@ def _variant(request: Request) -> str:
     return f":k{blake2b(request.read_key.encode(), digest_size=8).hexdigest()}{':r' if request.raw else ''}"
 
 
-def messages_of(slice: MessageSlice) -> list[bytes]:
+def messages_of(slice: MessageSlice, content_type: str) -> list[bytes]:
     """Each message's own bytes: in JSON mode without the comma that is stored behind it."""
     data, lengths = slice.data, slice.lengths
     ends = list(accumulate(unpack(f"<{len(lengths) // 4}I", lengths)))
     assert (ends[-1] if ends else 0) == len(data), (len(ends), len(data))
-    if is_json(slice.content_type):
+    if is_json(content_type):
         return [data[start : end - 1] for start, end in zip([0, *ends], ends, strict=False)]
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _own_bytes(slice: MessageSlice) -> bytes:
-    return b"".join(messages_of(slice)) if is_json(slice.content_type) else slice.data
+    return b"".join(messages_of(slice, slice.content_type)) if is_json(slice.content_type) else slice.data
 
 
 def matches(if_none_match: str, etag: str) -> bool:
