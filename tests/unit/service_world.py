@@ -25,7 +25,7 @@ from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
-from anabranch_node.web.request import Head, Kind, Request, parse
+from anabranch_node.web.request import Head, parse
 from anabranch_proto.ids import META_GROUP, NodeIdentity
 
 TICK_MS = 50
@@ -84,16 +84,18 @@ class Node:
 
 
 class World:
-    """Groups 0 to `groups` have their replicas on `holders`, the preferred leader's first; `extra` nodes hold nothing."""
+    """Every group has its replicas on `holders`, the preferred leader's first (another one for each group); `extra` nodes hold nothing."""
 
     def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
-        placements = [
-            GroupPlacement(group, [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]) for group in range(groups + 1)
-        ]
+        placements = []
+        for group in range(META_GROUP, GROUP + groups):
+            places = [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]
+            shift = max(0, group - GROUP) % holders
+            placements.append(GroupPlacement(group, places[shift:] + places[:shift]))
         self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[tuple[int, int]] = set()
@@ -166,12 +168,12 @@ class World:
 
     def ask(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> int:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
-        raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
-        request = parse(Head(method.encode(), f"/v1/stream/{target}".encode(), [(b"host", b"h"), *raw]))
-        return self.send(number, request, body)
+        return self.ask_path(number, method, f"/v1/stream/{target}", body, **headers)
 
-    def send(self, number: int, request: Request, body: bytes = b"") -> int:
+    def ask_path(self, number: int, method: str, path: str, body: bytes = b"", **headers: str) -> int:
         self.token += 1
+        raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+        request = parse(Head(method.encode(), path.encode(), [(b"host", b"h"), *raw]))
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 
@@ -182,6 +184,9 @@ class World:
         """The answer of what needs no more time than a heartbeat takes to tell a follower what is committed."""
         return self.answer(number, self.ask(number, method, target, body, **headers))
 
+    def do_path(self, number: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
+        return self.answer(number, self.ask_path(number, method, path, body, **headers))
+
     def answer(self, number: int, token: int, ticks_max: int = 20) -> bytes:
         self.settle()
         for _ in range(ticks_max):
@@ -189,9 +194,6 @@ class World:
                 break
             self.ticks(1)
         return self.nodes[number].answers[token]
-
-    def bucket(self, number: int, kind: Kind, bucket: str, **fields: Any) -> bytes:
-        return self.answer(number, self.send(number, Request(kind, bucket=bucket, **fields)))
 
     def told(self, number: int, group: int, write: bool, payload: Any) -> Any:
         """What that node is told that asks a group for itself."""
