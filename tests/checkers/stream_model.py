@@ -193,9 +193,14 @@ class ModelStream:
                 return OffsetInsideMessage(offset, start, end)
         return None
 
-    def all_ranges(self, first: int, last: int) -> list[Range]:
-        """Where [first, last) of what it shows lies, with its own part."""
-        return clipped([*self.ranges, Range("", 0, self.start, self.tail)], first, last)
+    def all_ranges(self, name: str, first: int, last: int) -> list[Range]:
+        """Where [first, last) of its offsets lies, oldest first; its own part is the last."""
+        return clipped([*self.ranges, Range(name, self.incarnation, self.start, self.tail)], first, last)
+
+    def needed_from(self) -> int:
+        """Its own bytes from here on are needed, by readers or by forks."""
+        pinned = [pin.pinned for pin in self.pins.values()]
+        return max(self.start, min([self.earliest, *[each.earliest for each in pinned if each.earliest < each.offset]]))
 
     def last_write_ms(self) -> int:
         return self.messages[-1].time_ms if self.messages else self.created_ms
@@ -248,6 +253,9 @@ class Model:
 
     def _create(self, incarnation: int, command: Create | CreateFork) -> Result:
         name = command.stream
+        bucket = name.split("/")[0]
+        if self.buckets_checked and bucket not in self.buckets_open:
+            return BucketUnknown(bucket)
         if isinstance(command, CreateFork) and command.uuid in self.refused:
             return ForkTooLate()
         found = self.look(name)
@@ -258,9 +266,6 @@ class Model:
                 return StreamExists(name, found.content_type)
             found.touched_ms = self.clock
             return Created(found.tail, True, found.closed, found.incarnation)
-        bucket = name.split("/")[0]
-        if self.buckets_checked and bucket not in self.buckets_open:
-            return BucketUnknown(bucket)
         if name in self.streams:  # past its due
             self._remove(name)
         made = ModelStream(
@@ -293,7 +298,12 @@ class Model:
         made = found.forked
         if made is None or (made.source, made.sub_offset) != (command.source, command.sub_offset):
             return False
-        return command.anchor is None or command.anchor in (made.anchor, made.offset if made.anchor is None else made.anchor)
+        if command.anchor == made.anchor:
+            return True
+        # "The tail" is the point that it meant when the fork was made; a sub-offset needs an anchor.
+        if made.sub_offset == 0 and made.anchor is None:
+            return command.anchor == made.offset
+        return made.sub_offset == 0 and command.anchor is None and made.anchor == made.offset
 
     def _delete(self, command: Delete) -> Result:
         found = self.look(command.stream)
@@ -382,7 +392,7 @@ class Model:
         if offset < found.earliest:
             return Trimmed(found.earliest)
         if offset < found.start and command.aligned != found.incarnation:
-            return PointElsewhere(found.incarnation, clipped(found.ranges, found.earliest, found.start), found.is_json)
+            return PointElsewhere(found.incarnation, [r for r in found.ranges if r.end > offset], found.is_json)
         if wrong := found.inside(offset):
             return wrong
         found.snapshot = ModelSnapshot(offset, command.content_type, command.body)
@@ -405,13 +415,14 @@ class Model:
                 continue
             to = stream.earliest
             if stream.retention_bytes is not None and stream.messages:
-                last_start = stream.placed()[-1][0]
-                fitting = [at for at in stream.boundaries() if stream.tail - at <= stream.retention_bytes]
-                if stream.tail - stream.earliest > stream.retention_bytes:
-                    to = max(to, min(*fitting, last_start))
+                # What a fork inherits is kept or let go as a whole, for its boundaries are not known here.
+                wanted = stream.tail - stream.retention_bytes
+                if wanted > stream.earliest and wanted >= stream.start:
+                    last_start = stream.placed()[-1][0]
+                    to = max(to, min(min(at for at in stream.boundaries() if at >= wanted), last_start))
             if stream.retention_age_s is not None:
                 for _, end, message in stream.placed():
-                    if message.time_ms < now_ms - stream.retention_age_s * 1000:
+                    if message.time_ms <= now_ms - stream.retention_age_s * 1000:
                         to = max(to, end)
             if to > stream.earliest:
                 due[name] = to
@@ -437,7 +448,7 @@ class Model:
         point = anchor
         if command.resolved != found.incarnation:
             if anchor < found.start:
-                return PointElsewhere(found.incarnation, clipped(found.ranges, found.earliest, found.start), found.is_json)
+                return PointElsewhere(found.incarnation, found.all_ranges(command.stream, anchor, found.tail), found.is_json)
             if wrong := found.inside(anchor):
                 return wrong
             after = [(start, end) for start, end, _ in found.placed() if start >= anchor]
@@ -449,8 +460,7 @@ class Model:
                 if not after or command.sub_offset > after[0][1] - anchor:
                     return SubOffsetBeyond()
                 point = anchor + command.sub_offset
-        own = [Range(command.stream, found.incarnation, found.start, found.tail)]
-        ranges = clipped([*found.ranges, *own], found.earliest, point)
+        ranges = found.all_ranges(command.stream, found.earliest, point)
         pinned = Pinned(found.incarnation, point, found.earliest, found.content_type, found.ttl_s, found.expires_at_ms, found.expires_at, ranges)
         found.pins[command.uuid] = ModelPin(command.fork, pinned, self.clock)
         return pinned
@@ -542,7 +552,7 @@ class Model:
         assert query.since_ms is not None
         first = found.tail
         for start, _, message in reversed(found.placed()):
-            if start >= found.earliest and message.time_ms >= query.since_ms and query.key in (None, message.key):
+            if start >= found.earliest and message.time_ms >= query.since_ms:
                 first = start
         own = self._own(found, query, first, now_ms)
         if found.earliest < found.start:
@@ -581,7 +591,7 @@ class Model:
         offset, first = query.offset, -1
         if query.since_ms is not None:
             for start, _, message in reversed(placed):
-                if start >= query.offset and message.time_ms >= query.since_ms and query.key in (None, message.key):
+                if start >= query.offset and message.time_ms >= query.since_ms:
                     first = start
             offset = first if first >= 0 else query.end
         end, taken = walk(placed, offset, query.max_bytes, query.key)
@@ -632,17 +642,17 @@ class Model:
 
 
 def walk(placed: list[tuple[int, int, ModelMessage]], offset: int, max_bytes: int, key: str | None) -> tuple[int, list[bytes]]:
-    """Whole messages from `offset` on while they fit; the first one always does. Answers where they end, and those with that key."""
+    """Whole messages (with that key) from `offset` on while they fit; the first one always does. Answers how far it has looked, too."""
     at = offset
-    taken = []
+    taken: list[bytes] = []
     for start, end, message in placed:
         if start < offset:
             continue
-        if end - offset > max_bytes and start > offset:
-            break
-        at = end
         if key is None or message.key == key:
+            if taken and sum(map(len, taken)) + len(message.body) > max_bytes:
+                break
             taken.append(message.body)
+        at = end
     return at, taken
 
 
