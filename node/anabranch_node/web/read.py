@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from anabranch_node.core.stream.content_type import media_type
+from anabranch_node.core.stream.content_type import is_json, media_type
 from anabranch_node.core.stream.queries import NOW, Head, ListStreams, Query, ReadAt
 from anabranch_node.core.stream.results import ReadSlice, StreamInfo, StreamPage
 from anabranch_node.web import errors
@@ -14,7 +14,6 @@ from anabranch_node.web.reply import PREFLIGHT, STREAM_CLOSED, UP_TO_DATE, Reply
 from anabranch_node.web.request import BadRequest, Kind, Request
 from anabranch_node.web.routes import path_of
 from anabranch_node.web.sse import cursor_for
-from anabranch_node.web.write import is_json
 
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _NO_CACHE: Final = b"Cache-Control: no-cache\r\n"

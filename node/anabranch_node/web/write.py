@@ -10,13 +10,12 @@ from typing import Final
 import msgspec
 
 from anabranch_node.core.stream.commands import Append, Command, Create, Delete
-from anabranch_node.core.stream.content_type import media_type
+from anabranch_node.core.stream.content_type import is_json
 from anabranch_node.core.stream.results import Appended, Created, Deleted
 from anabranch_node.web import errors
 from anabranch_node.web.reply import STREAM_CLOSED, Reply, render
 from anabranch_node.web.request import Kind, Request, refuse
 
-_JSON: Final = "application/json"
 _whole: Final = msgspec.json.Decoder()
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SPACE: Final = b" \t\r\n"
@@ -26,10 +25,6 @@ MESSAGES_MAX: Final = 65_536
 _APPENDED: Final = b"Stream-Next-Offset: %020d\r\n"
 _PLAIN: Final = render(Reply(204, b"@"), keep_alive=True).replace(b"%", b"%%").replace(b"@", _APPENDED)
 _PRODUCED: Final = b"Stream-Next-Offset: %020d\r\nProducer-Epoch: %d\r\nProducer-Seq: %d\r\n"
-
-
-def is_json(content_type: str) -> bool:
-    return content_type == _JSON or media_type(content_type) == _JSON
 
 
 _is_json: Final = lru_cache(256)(is_json)

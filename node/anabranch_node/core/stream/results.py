@@ -402,4 +402,4 @@ PinResult = (
 CrossResult = PinResult | Unpinned | ForkResolved | BucketOpened | BucketFenced | StaleOpen
 Result = CreateResult | AppendResult | Deleted | Touched | NotDue | PublishResult | TrimDone | CrossResult
 ReadResult = ReadSlice | StreamNotFound | OffsetBeyondTail | OffsetInsideMessage | StreamGone | Trimmed | Inherited
-QueryResult = ReadResult | StreamInfo | StreamPage | MessageSlice | Point | SnapshotBlob | NoSnapshot | BucketFenced
+QueryResult = ReadResult | StreamInfo | StreamPage | MessageSlice | Point | SubOffsetBeyond | SnapshotBlob | NoSnapshot | BucketFenced
