@@ -218,7 +218,7 @@ class Model:
     """uuids that no fork may be made with."""
     buckets_open: dict[str, int] = field(default_factory=dict)
     fence_highest: int = 0
-    buckets_checked: bool = True
+    buckets_checked: bool = False
 
     # --- commands ----------------------------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class Model:
             return EmptyBody(command.stream)
         time_ms = self.clock
         if command.timestamp_ms is not None:
-            last_ms = target.messages[-1].time_ms if target.messages else 0
+            last_ms = target.messages[-1].time_ms if target.messages else 0 if target.forked is None else target.created_ms
             time_ms = min(max(command.timestamp_ms, last_ms), self.clock)
         target.messages += [ModelMessage(body, time_ms, command.key) for body in split(command.body, command.lengths)]
         target.touched_ms = self.clock
@@ -603,15 +603,14 @@ class Model:
             return StreamNotFound(query.stream)
         if wrong := found.inside(query.anchor):
             return wrong
-        at, left = query.anchor, query.sub_offset
-        for _, end, _ in [place for place in found.placed() if place[0] >= query.anchor]:
-            if query.is_json:
-                if left and end <= query.end:
-                    at, left = end, left - 1
+        left = query.sub_offset
+        after = [end for start, end, _ in found.placed() if start >= query.anchor]
+        if not left or query.anchor >= query.end:
+            return Point(min(query.anchor, query.end), left)
         if not query.is_json:
-            step = min(left, query.end - query.anchor)
-            at, left = at + step, left - step
-        return Point(at, left)
+            return Point(query.anchor + left, 0) if left <= min(after[0], query.end) - query.anchor else SubOffsetBeyond()
+        within = [end for end in after if end <= query.end]
+        return Point(within[left - 1], 0) if left <= len(within) else Point(query.end, left - len(within))
 
     def _head(self, found: ModelStream, now_ms: int) -> StreamInfo:
         return StreamInfo(
