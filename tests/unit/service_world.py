@@ -78,15 +78,19 @@ class Node:
 
 
 class World:
-    """Group 1 has its replicas on `holders`, the preferred leader's first; `extra` nodes hold nothing."""
+    """Every group has its replicas on `holders`, the preferred leader's first (another one for each group); `extra` nodes hold nothing."""
 
-    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None) -> None:
+    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
-        placements = [GroupPlacement(GROUP, [ReplicaPlace(10 + number, number) for number in range(1, holders + 1)])]
-        self.view = ClusterView(1, "c1", 1, min(3, holders), nodes, placements)
+        placements = []
+        for group in range(GROUP, GROUP + groups):
+            places = [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]
+            shift = (group - GROUP) % holders
+            placements.append(GroupPlacement(group, places[shift:] + places[:shift]))
+        self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[tuple[int, int]] = set()
         """(from, to): frames are taken and lost, nobody notices."""

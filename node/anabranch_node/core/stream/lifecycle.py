@@ -10,6 +10,7 @@ from anabranch_node.core.cross.outbox import Owed
 from anabranch_node.core.stream.commands import Create, CreateFork, Delete, Expire, PublishSnapshot, Touch, Trim
 from anabranch_node.core.stream.content_type import is_json, same_media_type
 from anabranch_node.core.stream.lifetime import Fork, Published, RareFields
+from anabranch_node.core.stream.queries import ForkLook
 from anabranch_node.core.stream.read_plan import point
 from anabranch_node.core.stream.results import (
     Created,
@@ -80,7 +81,11 @@ def create(table: StreamTable, command: Create | CreateFork, incarnation: int, n
     for message in messages:
         stream.add(message, now_ms, "")
     table.insert(name, stream)
-    return Created(stream.tail, False, command.closed, incarnation)
+    return Created(stream.tail, False, command.closed, incarnation, _fork_type(stream))
+
+
+def _fork_type(stream: Stream) -> str:
+    return stream.content_type if stream.rare is not None and stream.rare.fork is not None else ""
 
 
 def _fork_of(command: Create | CreateFork) -> Fork | None:
@@ -109,7 +114,7 @@ def _exists(table: StreamTable, stream: Stream, command: Create | CreateFork, fo
         return StreamExists(stream.name, stream.content_type)
     if rare.ttl_s is not None:
         table.own(stream.name, stream).rare_fields().touch(now_ms)
-    return Created(stream.tail, True, command.closed, stream.incarnation)
+    return Created(stream.tail, True, command.closed, stream.incarnation, _fork_type(stream))
 
 
 def _same_settings(stream: Stream, rare: RareFields, command: Create | CreateFork) -> bool:
@@ -122,6 +127,26 @@ def _same_fork(held: Fork | None, asked: Fork) -> bool:
     if held is None or held.source != asked.source:
         return False
     return fork_point_matches(held, asked.anchor, asked.sub_offset)
+
+
+def look_for_fork(stream: Stream | None, look: ForkLook, now_ms: int) -> Created | StreamExists | NameHeld | StreamNotFound:
+    absent = why_absent(look.stream, stream, now_ms)
+    if stream is None or absent is not None:
+        return NameHeld(look.stream) if isinstance(absent, StreamGone) else StreamNotFound(look.stream)
+    rare = stream.rare or RareFields()
+    fork = rare.fork
+    same = (
+        fork is not None
+        and fork.source == look.source
+        and fork_point_matches(fork, look.anchor, look.sub_offset)
+        and (not look.content_type or same_media_type(stream.content_type, look.content_type))
+        and (look.ttl_s is None or look.ttl_s == rare.ttl_s)
+        and (look.expires_at_ms is None or look.expires_at_ms == rare.expires_at_ms)
+        and (look.closed, look.retention_bytes, look.retention_age_s) == (rare.closed, rare.retention_bytes, rare.retention_age_s)
+    )
+    return (
+        Created(stream.tail, True, rare.closed, stream.incarnation, stream.content_type) if same else StreamExists(look.stream, stream.content_type)
+    )
 
 
 def fork_point_matches(held: Fork, anchor: int | None, sub_offset: int) -> bool:

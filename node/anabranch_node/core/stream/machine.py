@@ -31,6 +31,7 @@ from anabranch_node.core.stream.commands import (
 )
 from anabranch_node.core.stream.queries import (
     BucketCount,
+    ForkLook,
     Head,
     ListStreams,
     PointAt,
@@ -135,6 +136,8 @@ class StreamMachine:
             return read_plan.read_inherited(stream, query)
         if isinstance(query, PointAt):
             return read_plan.point_at(stream, query)
+        if isinstance(query, ForkLook):
+            return lifecycle.look_for_fork(stream, query, self.now_ms)
         absent = lifecycle.why_absent(query.stream, stream, self.now_ms)
         if stream is None or absent is not None:
             return absent or StreamNotFound(query.stream)
@@ -192,16 +195,14 @@ class StreamMachine:
         """What this group owes others, by number."""
         return self._table.outbox.entries
 
-    def pending_pins(self, before_ms: int) -> list[tuple[str, int, str, str]]:
-        """(stream, incarnation, uuid, fork) of pins that were made before that time, of whose forks nothing is known yet."""
+    def pending_pins(self) -> list[tuple[str, int, str, str]]:
+        """(stream, incarnation, uuid, fork) of pins of whose forks nothing is known yet."""
         found = []
         for uuid, name in self._table.pending_pins.items():
             stream = self._table.streams[name]
             assert stream.rare is not None
             assert stream.rare.pins is not None
-            pin = stream.rare.pins[uuid]
-            if pin.at_ms < before_ms:
-                found.append((name, stream.incarnation, uuid, pin.fork))
+            found.append((name, stream.incarnation, uuid, stream.rare.pins[uuid].fork))
         return found
 
     @property
