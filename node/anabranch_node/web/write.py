@@ -119,8 +119,9 @@ def answer(request: Request, result: object) -> Reply:
         # 200 says "new data": a close without a body wrote none.
         return Reply(204 if result.duplicate or result.start_offset == result.next_offset else 200, headers)
     if type(result) is Created:
-        assert request.content_type.isascii() and request.content_type.isprintable(), request.content_type
-        headers = b"Content-Type: %b\r\nStream-Next-Offset: %020d\r\n" % (request.content_type.encode(), result.offset)
+        content_type = result.content_type or request.content_type
+        assert content_type.isascii() and content_type.isprintable(), content_type
+        headers = b"Content-Type: %b\r\nStream-Next-Offset: %020d\r\n" % (content_type.encode(), result.offset)
         if result.closed:
             headers += STREAM_CLOSED
         if result.existed:

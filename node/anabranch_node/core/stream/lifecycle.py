@@ -75,12 +75,17 @@ def create(table: StreamTable, command: Create | CreateFork, incarnation: int, n
     if stream.rare is not None:
         stream.rare.touch(now_ms)
     if isinstance(command, CreateFork):
+        stream.rare_fields().last_append_ms = now_ms
         stream.tail = stream.start = command.offset
         stream.earliest = command.earliest
     for message in messages:
         stream.add(message, now_ms, "")
     table.insert(name, stream)
-    return Created(stream.tail, False, command.closed, incarnation)
+    return Created(stream.tail, False, command.closed, incarnation, _fork_type(stream))
+
+
+def _fork_type(stream: Stream) -> str:
+    return stream.content_type if stream.rare is not None and stream.rare.fork is not None else ""
 
 
 def _fork_of(command: Create | CreateFork) -> Fork | None:
@@ -109,7 +114,7 @@ def _exists(table: StreamTable, stream: Stream, command: Create | CreateFork, fo
         return StreamExists(stream.name, stream.content_type)
     if rare.ttl_s is not None:
         table.own(stream.name, stream).rare_fields().touch(now_ms)
-    return Created(stream.tail, True, command.closed, stream.incarnation)
+    return Created(stream.tail, True, command.closed, stream.incarnation, _fork_type(stream))
 
 
 def _same_settings(stream: Stream, rare: RareFields, command: Create | CreateFork) -> bool:
@@ -139,7 +144,9 @@ def look_for_fork(stream: Stream | None, look: ForkLook, now_ms: int) -> Created
         and (look.expires_at_ms is None or look.expires_at_ms == rare.expires_at_ms)
         and (look.closed, look.retention_bytes, look.retention_age_s) == (rare.closed, rare.retention_bytes, rare.retention_age_s)
     )
-    return Created(stream.tail, True, rare.closed, stream.incarnation) if same else StreamExists(look.stream, stream.content_type)
+    return (
+        Created(stream.tail, True, rare.closed, stream.incarnation, stream.content_type) if same else StreamExists(look.stream, stream.content_type)
+    )
 
 
 def fork_point_matches(held: Fork, anchor: int | None, sub_offset: int) -> bool:
@@ -202,7 +209,10 @@ def release(table: StreamTable, stream: Stream) -> None:
     if needed > stream.start:
         before = stream.held_bytes
         # A fork's pin may begin inside what its source inherits, or at a point inside a message: keep that message whole.
+        last_append_ms = stream.last_append_ms
         stream.drop_before(stream.boundary_before(needed))
+        if stream.start == stream.tail:  # append times never go back, whatever is still here
+            stream.rare_fields().last_append_ms = last_append_ms
         table.hot_bytes -= before - stream.held_bytes
 
 

@@ -17,6 +17,8 @@ class Created(Struct, frozen=True, array_like=True, tag=1, gc=False):
     existed: bool
     closed: bool = False
     incarnation: int = 0
+    content_type: str = ""
+    """Of a fork, which may have inherited it."""
 
 
 class Appended(Struct, frozen=True, array_like=True, tag=2, gc=False):
