@@ -20,7 +20,20 @@ from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
-from anabranch_node.service.effects import Ask, Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond, Told
+from anabranch_node.service.effects import (
+    Abort,
+    Ask,
+    Begin,
+    Broadcast,
+    End,
+    FramesDropped,
+    Piece,
+    RequestArrived,
+    RequestGone,
+    Respond,
+    Taken,
+    Told,
+)
 from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
@@ -50,6 +63,9 @@ class Node:
         self.streams: dict[int, bytes] = {}
         self.ended: set[int] = set()
         self.told: dict[int, Any] = {}
+        self.aborted: set[int] = set()
+        self.clients_take = True
+        """Whether the clients take the pieces of a paced response as they come."""
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -70,6 +86,14 @@ class Node:
                 self.answers[effect.token] = effect.data
             elif isinstance(effect, Begin):
                 self.streams[effect.token] = effect.data
+                if effect.paced and self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Piece):
+                self.streams[effect.token] += effect.data
+                if self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Abort):
+                self.aborted.add(effect.token)
             elif isinstance(effect, Broadcast | End):
                 for token in effect.tokens:
                     self.streams[token] = self.streams.get(token, b"") + effect.data
@@ -168,7 +192,7 @@ class World:
 
     def ask(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> int:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
-        return self.ask_path(number, method, f"/v1/stream/{target}", body, **headers)
+        return self.ask_path(number, method, target if target.startswith("/") else f"/v1/stream/{target}", body, **headers)
 
     def ask_path(self, number: int, method: str, path: str, body: bytes = b"", **headers: str) -> int:
         self.token += 1

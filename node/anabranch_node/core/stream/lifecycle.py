@@ -79,6 +79,7 @@ def create(table: StreamTable, command: Create | CreateFork, incarnation: int, n
     if stream.rare is not None:
         stream.rare.touch(now_ms)
     if isinstance(command, CreateFork):
+        stream.rare_fields().last_append_ms = now_ms
         stream.tail = stream.start = command.offset
         stream.earliest = command.earliest
     for message in messages:
@@ -212,7 +213,10 @@ def release(table: StreamTable, stream: Stream) -> None:
     if needed > stream.start:
         before = stream.held_bytes
         # A fork's pin may begin inside what its source inherits, or at a point inside a message: keep that message whole.
+        last_append_ms = stream.last_append_ms
         stream.drop_before(stream.boundary_before(needed))
+        if stream.start == stream.tail:  # append times never go back, whatever is still here
+            stream.rare_fields().last_append_ms = last_append_ms
         table.hot_bytes -= before - stream.held_bytes
 
 

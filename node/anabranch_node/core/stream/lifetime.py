@@ -67,6 +67,8 @@ class RareFields(Struct, gc=False):
     pins: dict[str, PinState] | None = None
     """By the fork's uuid. Replaced, never changed, so that copies share it."""
     published: Published | None = None
+    last_append_ms: int = 0
+    """Append time of the last message, if no message is held here: trimmed, or inherited by a fork (then about: the time of its create)."""
 
     def touch(self, now_ms: int) -> None:
         if self.ttl_s is not None:

@@ -101,6 +101,7 @@ class StreamRare(Struct, frozen=True, array_like=True, tag=7, gc=False, forbid_u
     retention_age_s: int | None = None
     gone: bool = False
     fork: Fork | None = None
+    last_append_ms: int = 0
 
 
 class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_unknown_fields=True):
@@ -236,7 +237,7 @@ def _rare_records(rare: RareFields, piece_bytes_max: int) -> Iterator[Record]:
 
 def _rare_record(rare: RareFields) -> StreamRare:
     use = (rare.ttl_s, rare.expires_at_ms, rare.expires_at, rare.touched_at_ms, rare.closed, rare.closer, rare.seq)
-    return StreamRare(*use, rare.retention_bytes, rare.retention_age_s, rare.gone, rare.fork)
+    return StreamRare(*use, rare.retention_bytes, rare.retention_age_s, rare.gone, rare.fork, rare.last_append_ms)
 
 
 def _chunk_records(stream: Stream, piece_bytes_max: int) -> Iterator[Record]:
@@ -334,7 +335,7 @@ def _restore_keys(record: ChunkKeys) -> KeyRuns:
 def _restore_rare(record: StreamRare) -> RareFields:
     rare = RareFields(record.ttl_s, record.expires_at_ms, record.expires_at, record.touched_at_ms, record.closed, record.closer, record.seq)
     rare.retention_bytes, rare.retention_age_s = record.retention_bytes, record.retention_age_s
-    rare.gone, rare.fork = record.gone, record.fork
+    rare.gone, rare.fork, rare.last_append_ms = record.gone, record.fork, record.last_append_ms
     return rare
 
 

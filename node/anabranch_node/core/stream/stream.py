@@ -120,7 +120,9 @@ class Stream(Struct, gc=False):
     def last_append_ms(self) -> int:
         if self.open is not None:
             return self.open.times[-1]
-        return self.sealed[-1].times[-1] if self.sealed else 0
+        if self.sealed:
+            return self.sealed[-1].times[-1]
+        return 0 if self.rare is None else self.rare.last_append_ms
 
     def rare_fields(self) -> RareFields:
         """To be changed; the caller owns the stream (table.py)."""
