@@ -59,8 +59,8 @@ def machines(world: World) -> list[StreamMachine]:
     found = []
     for node in world.nodes.values():
         for group in node.host.groups.values():
-            assert isinstance(group.machine, StreamMachine)
-            found.append(group.machine)
+            if isinstance(group.machine, StreamMachine):  # and not the meta group's
+                found.append(group.machine)
     return found
 
 
