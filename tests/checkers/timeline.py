@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch_node.core.raft import entry as entries_of
-from anabranch_node.core.stream.commands import Append, Command, Create, Delete, decode_commands
-from anabranch_node.core.stream.results import Result
+from anabranch_node.core.stream.commands import Append, BucketFence, BucketOpen, Command, Create, Delete, decode_commands
+from anabranch_node.core.stream.results import BucketUnknown, Result
 from tests.checkers.stream_model import Model, split
 
 
@@ -53,7 +53,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.count = 0
-        self.model = Model()
+        self.model = Model(buckets_checked=True)
         self.tagged: dict[str, list[Done]] = {}
         """Appends and creates, by the mark that their sender gave them: one try, one mark."""
         self.deletes: dict[str, list[Done]] = {}
@@ -78,6 +78,8 @@ class Timeline:
     def _apply(self, index: int, place: int, command: Command) -> str:
         self.count += 1
         result = self.model.apply(index, place, command)
+        if isinstance(command, BucketOpen | BucketFence):
+            return ""
         self._note(command.stream)
         for name, life in list(self._lives.items()):  # the group's clock moved: whose time has come?
             if (life.ttl_s is not None or life.expires_at) and self.model.visible(name) is None:
@@ -87,6 +89,8 @@ class Timeline:
             self.deletes.setdefault(command.stream, []).append(done)
             return ""
         mark = mark_of(command)
+        if isinstance(result, BucketUnknown):
+            return ""  # definitely refused, so the node that was asked may send it again: the log then has it twice
         if mark:
             self.tagged.setdefault(mark, []).append(done)
         return mark
