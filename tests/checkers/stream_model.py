@@ -265,7 +265,7 @@ class Model:
             if not self._is_same(found, command):
                 return StreamExists(name, found.content_type)
             found.touched_ms = self.clock
-            return Created(found.tail, True, found.closed, found.incarnation)
+            return Created(found.tail, True, found.closed, found.incarnation, found.content_type if found.forked else "")
         if name in self.streams:  # past its due
             self._remove(name)
         made = ModelStream(
@@ -284,7 +284,7 @@ class Model:
             made.forked, made.start, made.earliest, made.ranges = command, command.offset, command.earliest, list(command.ranges)
         made.messages = [ModelMessage(body, self.clock, "") for body in split(command.body, command.lengths)]
         self.streams[name] = made
-        return Created(made.tail, False, command.closed, incarnation)
+        return Created(made.tail, False, command.closed, incarnation, made.content_type if made.forked else "")
 
     def _is_same(self, found: ModelStream, command: Create | CreateFork) -> bool:
         """Does this create ask for what there is?"""
@@ -419,7 +419,7 @@ class Model:
                 wanted = stream.tail - stream.retention_bytes
                 if wanted > stream.earliest and wanted >= stream.start:
                     last_start = stream.placed()[-1][0]
-                    to = max(to, min(min(at for at in stream.boundaries() if at >= wanted), last_start))
+                    to = max(to, min(last_start, *[at for at in stream.boundaries() if at >= wanted]))
             if stream.retention_age_s is not None:
                 for _, end, message in stream.placed():
                     if message.time_ms <= now_ms - stream.retention_age_s * 1000:
