@@ -17,7 +17,7 @@ from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
-from anabranch_node.service.effects import Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond
+from anabranch_node.service.effects import Abort, Begin, Broadcast, End, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken
 from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
@@ -46,6 +46,9 @@ class Node:
         self.answers: dict[int, bytes] = {}
         self.streams: dict[int, bytes] = {}
         self.ended: set[int] = set()
+        self.aborted: set[int] = set()
+        self.clients_take = True
+        """Whether the clients take the pieces of a paced response as they come."""
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -66,6 +69,14 @@ class Node:
                 self.answers[effect.token] = effect.data
             elif isinstance(effect, Begin):
                 self.streams[effect.token] = effect.data
+                if effect.paced and self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Piece):
+                self.streams[effect.token] += effect.data
+                if self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Abort):
+                self.aborted.add(effect.token)
             elif isinstance(effect, Broadcast | End):
                 for token in effect.tokens:
                     self.streams[token] = self.streams.get(token, b"") + effect.data
@@ -159,7 +170,8 @@ class World:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
         self.token += 1
         raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
-        request = parse(Head(method.encode(), f"/v1/stream/{target}".encode(), [(b"host", b"h"), *raw]))
+        path = target if target.startswith("/") else f"/v1/stream/{target}"
+        request = parse(Head(method.encode(), path.encode(), [(b"host", b"h"), *raw]))
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 
