@@ -440,7 +440,7 @@ class Model:
                 wanted = stream.tail - stream.retention_bytes
                 if wanted > stream.earliest and wanted >= stream.start:
                     last_start = stream.placed()[-1][0]
-                    to = max(to, min(min(at for at in stream.boundaries() if at >= wanted), last_start))
+                    to = max(to, min([last_start, *[at for at in stream.boundaries() if at >= wanted]]))
             if stream.retention_age_s is not None:
                 for _, end, message in stream.placed():
                     if message.time_ms <= now_ms - stream.retention_age_s * 1000:
