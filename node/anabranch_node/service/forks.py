@@ -253,7 +253,8 @@ class _Gathering:
 
     def _own_part(self) -> None:
         own = self._inherited.own
-        fits = not self._pieces or len(own.data) <= self._room
+        # Nothing always fits, also where a message larger than was asked for has left less than no room: the reader is told that it is at the tail.
+        fits = not self._pieces or not own.data or len(own.data) <= self._room
         self._finish(own if fits else None)
 
     def _finish(self, own: ReadSlice | MessageSlice | None) -> None:
