@@ -92,6 +92,7 @@ overload: $(STAMP) ## ten times the load that a real cluster can serve, thousand
 bench: $(STAMP) ## measure core, log and host; the service next to other servers; the memory of 100,000 idle streams
 	@$(PY) -m tests.bench.run
 	@$(PY) -m tests.bench.http_bench
+	@$(PY) -m tests.bench.extension_bench
 	@$(PY) -m tests.bench.memory
 
 .PHONY: clients

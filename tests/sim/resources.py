@@ -74,7 +74,7 @@ def left_behind(node: SimNode) -> str:
     live = node.service.live
     if not live._place or live._again or node.turn_again:
         return ""
-    for token, (group_id, stream, offset) in live._place.items():
+    for token, (group_id, stream, (offset, _)) in live._place.items():
         group = node.host.groups.get(group_id)
         found = group.machine._table.streams.get(stream) if group is not None and not group.fenced else None
         if found is not None and found.tail > offset:

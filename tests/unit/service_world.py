@@ -17,7 +17,7 @@ from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
-from anabranch_node.service.effects import Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond
+from anabranch_node.service.effects import Abort, Begin, Broadcast, End, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken
 from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
@@ -46,6 +46,9 @@ class Node:
         self.answers: dict[int, bytes] = {}
         self.streams: dict[int, bytes] = {}
         self.ended: set[int] = set()
+        self.aborted: set[int] = set()
+        self.clients_take = True
+        """Whether the clients take the pieces of a paced response as they come."""
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -66,6 +69,14 @@ class Node:
                 self.answers[effect.token] = effect.data
             elif isinstance(effect, Begin):
                 self.streams[effect.token] = effect.data
+                if effect.paced and self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Piece):
+                self.streams[effect.token] += effect.data
+                if self.clients_take:
+                    self.inbox.append(Taken(effect.token))
+            elif isinstance(effect, Abort):
+                self.aborted.add(effect.token)
             elif isinstance(effect, Broadcast | End):
                 for token in effect.tokens:
                     self.streams[token] = self.streams.get(token, b"") + effect.data
@@ -78,15 +89,19 @@ class Node:
 
 
 class World:
-    """Group 1 has its replicas on `holders`, the preferred leader's first; `extra` nodes hold nothing."""
+    """Every group has its replicas on `holders`, the preferred leader's first (another one for each group); `extra` nodes hold nothing."""
 
-    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None) -> None:
+    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
-        placements = [GroupPlacement(GROUP, [ReplicaPlace(10 + number, number) for number in range(1, holders + 1)])]
-        self.view = ClusterView(1, "c1", 1, min(3, holders), nodes, placements)
+        placements = []
+        for group in range(GROUP, GROUP + groups):
+            places = [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]
+            shift = (group - GROUP) % holders
+            placements.append(GroupPlacement(group, places[shift:] + places[:shift]))
+        self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
         self.cut: set[tuple[int, int]] = set()
         """(from, to): frames are taken and lost, nobody notices."""
@@ -155,7 +170,8 @@ class World:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
         self.token += 1
         raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
-        request = parse(Head(method.encode(), f"/v1/stream/{target}".encode(), [(b"host", b"h"), *raw]))
+        path = target if target.startswith("/") else f"/v1/stream/{target}"
+        request = parse(Head(method.encode(), path.encode(), [(b"host", b"h"), *raw]))
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 

@@ -90,7 +90,7 @@ def test_one_voter_answers_only_after_its_own_sync() -> None:
     effects = node.turn(fx.Propose(1, 1, Create("b/s", "text/plain", 0)), fx.Propose(2, 1, Append("b/s", b"hello", 0)))
     assert kinds(effects) == ["WalWrite"], "one batch for the turn, and no answer before it is durable"
     assert answers(node.sync()) == {1: Created(0, existed=False, incarnation=2 << 16), 2: Appended(0, 5)}
-    assert answers(node.run(fx.Read(3, 1, ReadAt("b/s", 0, 100))))[3] == ReadSlice(0, 5, b"hello", True, 2 << 16, "text/plain")
+    assert answers(node.run(fx.Read(3, 1, ReadAt("b/s", 0, 100))))[3] == ReadSlice(0, 5, b"hello", True, 2 << 16, "text/plain", tail=5)
 
 
 def test_all_groups_of_a_turn_share_one_batch_and_one_frame() -> None:

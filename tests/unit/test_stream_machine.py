@@ -233,8 +233,8 @@ def test_a_create_may_bring_messages_and_close() -> None:
     body = Create(S, "t", 7, closed=True, body=b"1,22,", lengths=lengths_of([b"1,", b"22,"]))
     assert apply(machine, body, body, Append(S, b"x", 0)) == [Created(5, False, True, FIRST), Created(5, True, True, FIRST), StreamClosed(5)]
     assert machine.hot_bytes == 5
-    assert read(machine, S, START, 1) == ReadSlice(0, 2, b"1,", False, FIRST, "t")
-    assert read(machine, S, 2, 9) == ReadSlice(2, 5, b"22,", True, FIRST, "t", closed=True)
+    assert read(machine, S, START, 1) == ReadSlice(0, 2, b"1,", False, FIRST, "t", tail=5)
+    assert read(machine, S, 2, 9) == ReadSlice(2, 5, b"22,", True, FIRST, "t", closed=True, tail=5)
     assert append_times(stream_of(machine)) == [7, 7]
 
 
@@ -242,7 +242,7 @@ def test_the_incarnation_is_the_place_of_the_create_in_the_log() -> None:
     machine = StreamMachine()
     machine.apply(1, entry.NOOP, b"")
     apply(machine, Create(S, "t", 0))
-    assert read(machine, S, 0, 1) == ReadSlice(0, 0, b"", True, 2 << 16, "t")
+    assert read(machine, S, 0, 1) == ReadSlice(0, 0, b"", True, 2 << 16, "t", tail=0)
     assert apply(machine, Delete(S, 0), Create(S, "t", 0), Delete(S, 0), Create(S, "t", 0)) == [
         Deleted(2 << 16),
         Created(0, False, False, 3 << 16 | 1),
@@ -280,9 +280,9 @@ def test_an_append_of_several_messages_is_read_one_by_one() -> None:
     machine = machine_with_stream()
     parts = [b"1,", b"[2],", b'{"a":3},']
     assert apply(machine, Append(S, b"".join(parts), 5, lengths=lengths_of(parts))) == [Appended(0, 14)]
-    assert read(machine, S, 2, 4) == ReadSlice(2, 6, b"[2],", False, FIRST, "text/plain")
+    assert read(machine, S, 2, 4) == ReadSlice(2, 6, b"[2],", False, FIRST, "text/plain", tail=14)
     assert read(machine, S, 3, 4) == OffsetInsideMessage(3, 2, 6)
-    assert read(machine, S, START, 100) == ReadSlice(0, 14, b"".join(parts), True, FIRST, "text/plain")
+    assert read(machine, S, START, 100) == ReadSlice(0, 14, b"".join(parts), True, FIRST, "text/plain", tail=14)
 
 
 @pytest.mark.parametrize("lengths", [b"\1\0\0\0", b"\2\0\0\0\0\0\0\0", b"\2\0\0", b"\3\0\0\0"])
@@ -377,7 +377,7 @@ def test_nothing_is_appended_after_the_close() -> None:
         StreamClosed(1),
         StreamClosed(1),
     ]
-    assert read(machine, S, 0, 9) == ReadSlice(0, 1, b"x", True, FIRST, "text/plain", closed=True)
+    assert read(machine, S, 0, 9) == ReadSlice(0, 1, b"x", True, FIRST, "text/plain", closed=True, tail=1)
     assert machine.query(Head(S), 0) == StreamInfo(FIRST, "text/plain", 1, 0, True, None, "", False)
 
 
@@ -400,8 +400,8 @@ def test_only_the_retry_of_the_append_that_closed_is_a_duplicate(body: bytes) ->
 def test_a_slice_is_closed_only_where_it_reaches_the_tail() -> None:
     machine = machine_with_stream()
     apply(machine, Append(S, b"ab", 0), Append(S, b"c", 0, close=True))
-    assert read(machine, S, 0, 2) == ReadSlice(0, 2, b"ab", False, FIRST, "text/plain", closed=False)
-    assert read(machine, S, NOW, 2) == ReadSlice(3, 3, b"", True, FIRST, "text/plain", closed=True)
+    assert read(machine, S, 0, 2) == ReadSlice(0, 2, b"ab", False, FIRST, "text/plain", closed=False, tail=3)
+    assert read(machine, S, NOW, 2) == ReadSlice(3, 3, b"", True, FIRST, "text/plain", closed=True, tail=3)
 
 
 # --- delete and expiry -----------------------------------------------------------------------------------------------------------------
@@ -607,7 +607,7 @@ def test_a_duplicate_answers_the_original_while_it_is_the_last_and_the_tail_afte
     assert append_as(machine, "p", 0, 1) == taken(7, 9, 0, 1)
     assert append_as(machine, "p", 0, 0) == taken(9, 9, 0, 1, duplicate=True)  # names the highest sequence taken
     assert append_as(machine, "p", 0, 1) == taken(7, 9, 0, 1, duplicate=True)
-    assert read(machine, S, 0, 100) == ReadSlice(0, 9, b"..other..", True, FIRST, "text/plain")
+    assert read(machine, S, 0, 100) == ReadSlice(0, 9, b"..other..", True, FIRST, "text/plain", tail=9)
 
 
 def test_producers_are_counted_per_stream_and_forgotten_after_seven_idle_days() -> None:
@@ -682,8 +682,10 @@ def test_a_message_larger_than_a_chunk_is_kept_and_read_without_a_copy() -> None
     slice_ = read(machine, S, 5, 1)
     assert isinstance(slice_, ReadSlice)
     assert slice_.data is large
-    assert read(machine, S, 0, 1) == ReadSlice(0, 5, b"small", False, FIRST, "text/plain")
-    assert read(machine, S, 5 + len(large), 1) == ReadSlice(5 + len(large), 10 + len(large), b"after", True, FIRST, "text/plain")
+    assert read(machine, S, 0, 1) == ReadSlice(0, 5, b"small", False, FIRST, "text/plain", tail=10 + len(large))
+    assert read(machine, S, 5 + len(large), 1) == ReadSlice(
+        5 + len(large), 10 + len(large), b"after", True, FIRST, "text/plain", tail=10 + len(large)
+    )
 
 
 def test_chunks_are_bounded_in_bytes_and_messages() -> None:

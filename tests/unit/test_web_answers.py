@@ -1,7 +1,7 @@
 """Results as responses, JSON splitting, and the table of errors, which must be complete."""
 
 import json
-from struct import unpack
+from struct import pack, unpack
 
 import pytest
 from hypothesis import given
@@ -10,22 +10,27 @@ from hypothesis import strategies as st
 from anabranch_node.core import errors as core_errors
 from anabranch_node.core.errors import Failure, NotLeading, OutcomeUnknown, TooLarge
 from anabranch_node.core.stream.commands import Append, Create, Delete
-from anabranch_node.core.stream.queries import NOW, ReadAt
+from anabranch_node.core.stream.queries import NOW, ReadAt, ReadMessages
 from anabranch_node.core.stream.results import (
     Appended,
+    BucketUnknown,
     Created,
     Deleted,
+    MessageSlice,
+    NameHeld,
     ReadSlice,
     Refusal,
     SequenceGap,
     StaleEpoch,
     StreamClosed,
+    StreamGone,
     StreamInfo,
     StreamNotFound,
     StreamPage,
+    Trimmed,
 )
 from anabranch_node.web import errors, read, write
-from anabranch_node.web.reply import Reply, error, render
+from anabranch_node.web.reply import PREFLIGHT, Reply, error, render
 from anabranch_node.web.request import BadRequest, Head, Kind, Request, parse
 from anabranch_node.web.write import split_json
 
@@ -168,3 +173,73 @@ def test_head_listing_and_preflight() -> None:
     with pytest.raises(BadRequest) as caught:
         read.query(Request(Kind.PREFLIGHT), 1)
     assert caught.value.reply.status == 204 and b"If-None-Match" in caught.value.reply.headers
+
+
+def test_reads_tell_the_tail() -> None:
+    found = read.answer(get(), ReadSlice(0, 2, b"hi", False, 255, "text/plain", tail=9), 0)
+    assert b"Stream-Next-Offset: 00000000000000000002\r\nStream-End-Offset: 00000000000000000009\r\n" in found.headers
+    over = read.nothing_new(get("?offset=now&live=long-poll"), ReadSlice(9, 9, b"", True, 1, "a/b", tail=9), 0)
+    assert b"Stream-End-Offset: 00000000000000000009\r\n" in over.headers
+    # A node of the version before ours does not know the field.
+    assert b"Stream-End-Offset: 00000000000000000002\r\n" in read.answer(get(), ReadSlice(0, 2, b"hi", True, 255, "text/plain"), 0).headers
+
+
+def test_head_tells_what_is_kept() -> None:
+    told = read.answer(Request(Kind.HEAD), StreamInfo(1, "a/b", 9, 4, False, None, "", False, 4, 1000, 60), 0).headers
+    for line in [b"Stream-Earliest-Offset: %020d" % 4, b"Stream-End-Offset: %020d" % 9, b"Stream-Snapshot-Offset: %020d" % 4]:
+        assert line + b"\r\n" in told
+    assert b"Stream-Retention-Bytes: 1000\r\n" in told and b"Stream-Retention-Age: 60\r\n" in told
+    plain = read.answer(Request(Kind.HEAD), StreamInfo(1, "a/b", 9, 0, False, None, "", False), 0).headers
+    assert b"Stream-Earliest-Offset: %020d\r\n" % 0 in plain and b"Snapshot" not in plain and b"Retention" not in plain
+
+
+def test_what_is_trimmed_names_the_earliest_offset() -> None:
+    gone = errors.answer(Trimmed(42))
+    assert gone.status == 410 and b"Stream-Earliest-Offset: 00000000000000000042\r\n" in gone.headers
+    assert errors.answer(StreamGone("b/s")).status == 410 and errors.answer(NameHeld("b/s")).status == 409
+    assert json.loads(errors.answer(BucketUnknown("b")).body)["error"]["code"] == "bucket_not_found"
+
+
+def test_reads_by_key() -> None:
+    asked = read.query(get("?key=k&max_bytes=10&offset=00000000000000000003"), 100)
+    assert asked == ReadAt("_default/x", 3, 10, "k")
+    assert read.query(get("?since=7000000"), 100) == ReadAt("_default/x", -1, 100, None, 7)
+    # Nothing matched in what was looked at: the offset advances over it.
+    nothing = read.answer(get("?key=k"), ReadSlice(0, 50, b"", False, 1, JSON, tail=99), 0)
+    assert nothing.status == 200 and nothing.body == b"[]" and b"Stream-Next-Offset: 00000000000000000050" in nothing.headers
+    polled = read.answer(get("?key=k&offset=-1&live=long-poll"), ReadSlice(0, 50, b"", False, 1, "a/b", tail=99), 0)
+    assert polled.status == 200 and polled.body == b"" and b"Up-To-Date" not in polled.headers
+
+
+def test_tags_differ_by_key_and_format() -> None:
+    found = ReadSlice(0, 2, b"1,", True, 1, JSON, tail=2)
+    raw = MessageSlice(0, 2, b"1,", pack("<I", 2), 1, True, JSON, tail=2)
+    tags = [
+        read.answer(get(query), raw if "raw" in query else found, 0).headers.partition(b"ETag: ")[2].partition(b"\r\n")[0]
+        for query in ["", "?key=a", "?key=b", "?key=%22,%20%22", "?format=raw", "?key=a&format=raw"]
+    ]
+    assert len(set(tags)) == len(tags) and all(tag.count(b'"') == 2 and b"," not in tag for tag in tags)
+    assert read.answer(get("?format=json"), found, 0).headers.partition(b"ETag: ")[2].startswith(tags[0])  # the same bytes
+    again = get("?key=a", if_none_match=tags[1].decode())
+    assert read.answer(again, found, 0).status == 304
+    assert read.answer(get("?key=b", if_none_match=tags[1].decode()), found, 0).status == 200
+
+
+def test_formats() -> None:
+    request = get("?format=raw&key=k&max_bytes=7&offset=00000000000000000003")
+    assert read.query(request, 100) == ReadMessages("_default/x", 3, 7, key="k")
+    own = read.answer(request, MessageSlice(3, 15, b'{"a": 1},[],', pack("<2I", 9, 3), 1, True, JSON, tail=15), 0)
+    assert own.body == b'{"a": 1}[]' and b"Content-Type: application/octet-stream\r\n" in own.headers
+    plain = read.answer(request, MessageSlice(3, 6, b"a,,", pack("<2I", 2, 1), 1, False, "text/html", tail=14), 0)
+    assert plain.body == b"a,," and b"Content-Type: application/octet-stream\r\n" in plain.headers
+    assert read.answer(get("?format=json"), ReadSlice(0, 2, b"1,", True, 1, JSON, tail=2), 0).status == 200
+    refused = read.answer(get("?format=json"), ReadSlice(0, 2, b"hi", True, 1, "text/plain", tail=2), 0)
+    assert refused.status == 400 and json.loads(refused.body)["error"]["code"] == "bad_format"
+
+
+def test_new_headers_are_shown_to_other_origins() -> None:
+    text = render(Reply(204, b""), keep_alive=True)
+    for name in [b"Stream-Earliest-Offset", b"Stream-Snapshot-Offset", b"Stream-End-Offset", b"Stream-Retention-Bytes", b"Stream-Retention-Age"]:
+        assert name in text
+    for name in [b"Stream-Forked-From", b"Stream-Retention-Age", b"Stream-Fork-Sub-Offset"]:
+        assert name in PREFLIGHT.headers

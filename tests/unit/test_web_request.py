@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from anabranch_node.core.stream.commands import Producer
 from anabranch_node.core.stream.queries import NOW, START
 from anabranch_node.web.request import BadRequest, Head, Kind, Request, parse
-from anabranch_node.web.routes import CACHE_ENTRIES_MAX, _cache, path_of, stream_route
+from anabranch_node.web.routes import CACHE_ENTRIES_MAX, _cache, path_of, route_of
 
 S = b"/v1/stream/"
 
@@ -77,7 +77,7 @@ def test_the_default_bucket_has_no_second_address() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["s/_schema", "bootstrap", "bucket/s/snapshot", "bucket/s/snapshot/00000000000000000001", "s/pk/k", "__ds/x", "__ds", "s/%5Fschema"]
+    "path", ["s/_schema", "bootstrap", "bucket/s/snapshot", "snapshot/00000000000000000001", "s/pk/k", "__ds/x", "__ds", "s/%5Fschema", "pk/k"]
 )
 def test_reserved_names_are_refused_at_create(path: str) -> None:
     assert refused("PUT", path) == (400, b"reserved_name")
@@ -103,7 +103,7 @@ def test_routes_and_methods() -> None:
     with pytest.raises(BadRequest) as caught:
         ask("PATCH", "x")
     assert caught.value.reply.status == 405 and b"Allow: GET" in caught.value.reply.headers
-    for target, status in [(b"/", 404), (b"/v1/stream", 404), (b"*", 404), (b"http://h/v1/stream/x", 404)]:
+    for target, status in [(b"/", 404), (b"/v1/stream", 404), (b"/v1", 404), (b"/ds", 404), (b"*", 404), (b"http://h/v1/stream/x", 404)]:
         with pytest.raises(BadRequest) as caught:
             parse(Head(b"GET", target, []))
         assert caught.value.reply.status == status
@@ -158,7 +158,108 @@ def test_create_headers() -> None:
         with pytest.raises(BadRequest):
             parse(Head(b"PUT", S + b"x", [(b"stream-expires-at", bad.encode())]))
     assert refused("PUT", "x", stream_ttl="1", stream_expires_at="2026-01-01T00:00:00Z") == (400, b"ttl_and_expiry")
-    assert refused("PUT", "x", stream_forked_from="/v1/stream/y")[0] == 501
+
+
+def test_retention() -> None:
+    made = ask("PUT", "x", stream_retention_bytes="1000", stream_retention_age="60")
+    assert (made.retention_bytes, made.retention_age_s) == (1000, 60)
+    assert ask("PUT", "x").retention_bytes is None
+    for bad in ["0", "-1", "1.5", "01", "1h", "", "9007199254740992"]:
+        assert refused("PUT", "x", stream_retention_bytes=bad) == (400, b"bad_header"), bad
+        assert refused("PUT", "x", stream_retention_age=bad) == (400, b"bad_header"), bad
+
+
+@pytest.mark.parametrize(
+    ("source", "stream"),
+    [
+        ("/v1/stream/a%20b", "_default/a b"),
+        ("/v1/stream/bucket/y", "bucket/y"),
+        ("/ds/bucket/y", "bucket/y"),
+        ("/bucket/y", "bucket/y"),
+        ("http://host:4437/v1/stream/y", "_default/y"),
+        ("https://[::1]/ds/bucket/y", "bucket/y"),
+    ],
+)
+def test_forks_name_their_source_on_any_surface(source: str, stream: str) -> None:
+    made = ask("PUT", "x", stream_forked_from=source)
+    assert (made.kind, made.fork_source, made.fork_anchor, made.fork_sub_offset) == (Kind.CREATE, stream, None, 0)
+    assert made.content_type == ""  # its source's
+    assert ask("PUT", "x", stream_forked_from=source, content_type="a/b").content_type == "a/b"
+    assert ask("PUT", "x").content_type == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["", "y", "/", "/v1/stream/", "/v1/stream/a/../b", "/ds/bucket", "/v1/stream/s/bootstrap", "/v1/stream/__ds/x", "ftp://h/v1/stream/y"]
+    + ["http://h", "/v1/stream/y?x=1", "/v1/stream/y#x", "/ds/BAD/y", "//h/v1/stream/y", "/v1/stream/\xe9", "/v1/streams"],
+)
+def test_what_is_no_source(source: str) -> None:
+    assert refused("PUT", "x", stream_forked_from=source) == (400, b"bad_fork_source")
+
+
+def test_fork_points() -> None:
+    fork = {"stream_forked_from": "/v1/stream/y"}
+    assert ask("PUT", "x", **fork, stream_fork_offset="00000000000000000042").fork_anchor == 42
+    assert ask("PUT", "x", **fork, stream_fork_offset="0000000000000000_0000000000000000").fork_anchor == 0
+    for foreign in ["9999999999999999_9999999999999999", "0000000000000000_0000000000000001"]:
+        assert refused("PUT", "x", **fork, stream_fork_offset=foreign) == (400, b"offset_beyond_tail")
+    for bad in ["-1", "now", "0", "42", "", "99999999999999999999", "0000000000000000_000000000000000", "not-an-offset"]:
+        assert refused("PUT", "x", **fork, stream_fork_offset=bad) == (400, b"bad_offset"), bad
+    at = {**fork, "stream_fork_offset": "00000000000000000042"}
+    assert ask("PUT", "x", **at, stream_fork_sub_offset="3").fork_sub_offset == 3
+    assert ask("PUT", "x", **fork, stream_fork_sub_offset="0").fork_sub_offset == 0
+    assert refused("PUT", "x", **fork, stream_fork_sub_offset="1") == (400, b"sub_offset_alone")
+    for bad in ["-1", "01", "1.5", "abc", "", "+1", "1" * 20, "9" * 19]:
+        assert refused("PUT", "x", **at, stream_fork_sub_offset=bad)[0] == 400, bad
+    for alone in [{"stream_fork_sub_offset": "0"}, {"stream_fork_offset": "00000000000000000000"}]:
+        assert refused("PUT", "x", **alone) == (400, b"not_a_fork")
+    assert ask("POST", "x", stream_fork_offset="x").kind is Kind.APPEND  # of creates only
+
+
+def test_keys() -> None:
+    assert ask("GET", "x?key=a%2Fb+c").read_key == "a/b c" and ask("GET", "x").read_key is None
+    for bad in ["key=", "key=%ff", "key=" + "k" * 257, "key=a&key=b"]:
+        assert refused("GET", f"x?{bad}")[0] == 400, bad
+
+
+def test_since() -> None:
+    assert ask("GET", "x?since=1767225600500000000").since_ms == 1767225600500
+    assert ask("GET", "x?since=1767225600500000001").since_ms == 1767225600501  # what was appended a moment before must not match
+    assert ask("GET", "x?since=2026-01-01T00:00:00.5Z").since_ms == 1767225600500
+    assert ask("GET", "x?since=2026-01-01T00:00:00.5001Z").since_ms == 1767225600501
+    assert ask("GET", "x?since=2026-01-01T01:00:00%2B01:00").since_ms == 1767225600000
+    assert ask("GET", "x?since=0&offset=-1").since_ms is None
+    live = ask("GET", "x?since=0&live=long-poll")
+    assert live.live == "long-poll" and live.since_ms == 0
+    for bad in ["", "yesterday", "-1", "1e9", "2026-01-01"]:
+        assert refused("GET", f"x?since={bad}") == (400, b"bad_header"), bad
+
+
+def test_formats() -> None:
+    assert ask("GET", "x?format=raw").raw and ask("GET", "x?format=json").json_only
+    assert not ask("GET", "x").raw and not ask("GET", "x").json_only
+    for bad in ["format=", "format=xml", "format=RAW", "format=raw&offset=now&live=sse", "format=raw&offset=now&live=long-poll"]:
+        assert refused("GET", f"x?{bad}") == (400, b"bad_format"), bad
+
+
+@pytest.mark.parametrize(
+    ("query", "timeout_ms"),
+    [("timeout=5s", 5_000), ("timeout=500ms", 500), ("timeout=2", 2_000), ("timeout=0.25", 250), ("timeout=1m", 60_000), ("timeout=2h", 60_000)]
+    + [("timeout=0", 0), ("timeout_ms=750", 750), ("timeout_ms=999999", 60_000), ("timeout_ms=0", 0), ("", None)],
+)
+def test_timeouts(query: str, timeout_ms: int | None) -> None:
+    assert ask("GET", f"x?offset=now&live=true&{query}").timeout_ms == timeout_ms
+
+
+@pytest.mark.parametrize(
+    "query", ["timeout=", "timeout=-1", "timeout=5x", "timeout=1e3", "timeout_ms=1.5", "timeout_ms=-1", "timeout=1&timeout_ms=1"]
+)
+def test_bad_timeouts(query: str) -> None:
+    assert refused("GET", f"x?offset=now&live=long-poll&{query}")[0] == 400
+
+
+def test_live_true_is_a_long_poll() -> None:
+    assert ask("GET", "x?offset=now&live=true").live == "long-poll"
 
 
 def test_only_true_closes() -> None:
@@ -205,7 +306,13 @@ def test_host() -> None:
         assert refused("PUT", "x", host=bad) == (400, b"bad_host")
 
 
-raw_targets = st.binary(max_size=40) | st.text(alphabet="ab/%2eE5cCfF.0?&=_-" + "\x00é", max_size=30).map(lambda s: S + s.encode())
+ends = st.sampled_from(["", "/append-batch", "/snapshot/00000000000000000001", "/bootstrap", "/pk/k", "?since=1", "?timeout=1&key=a"])
+raw_targets = st.binary(max_size=40) | st.builds(
+    lambda surface, name, end: bytes(surface + name.encode() + end.encode()),
+    st.sampled_from([S, b"/ds/", b"/", b"/ds/bucket/", b"/bucket/"]),
+    st.text(alphabet="ab/%2eE5cCfF.0?&=_-" + "\x00é", max_size=30),
+    ends,
+)
 
 
 @given(
@@ -226,6 +333,10 @@ raw_targets = st.binary(max_size=40) | st.text(alphabet="ab/%2eE5cCfF.0?&=_-" + 
                     b"origin",
                     b"if-none-match",
                     b"stream-timestamp",
+                    b"stream-forked-from",
+                    b"stream-fork-offset",
+                    b"stream-fork-sub-offset",
+                    b"stream-retention-bytes",
                     b"x-request-id",
                 ]
             ),
@@ -258,12 +369,12 @@ def test_distinct_names_stay_distinct(left: list[str], right: list[str]) -> None
         raw = S + "/".join(path_of("_default/" + part)[len(S) :] for part in parts).encode()
         if len(parts) > 1 and parts[0] == "_default":
             return
-        routes.append(stream_route(raw).stream)
-        assert stream_route(path_of(routes[-1]).encode()).stream == routes[-1]
+        routes.append(route_of(raw).stream)
+        assert route_of(path_of(routes[-1]).encode()).stream == routes[-1]
     assert (routes[0] == routes[1]) == (left == right)
 
 
 def test_the_route_cache_is_bounded() -> None:
     for number in range(CACHE_ENTRIES_MAX + 10):
-        stream_route(S + b"n%d" % number)
+        route_of(S + b"n%d" % number)
     assert len(_cache) <= CACHE_ENTRIES_MAX

@@ -108,11 +108,13 @@ class Shared:
         loop: asyncio.AbstractEventLoop,
         parse: Callable[[Head], Request],
         request_id_prefix: str,
+        taken: Callable[[int], None] = lambda token: None,
     ) -> None:
         self.options = options
         self.counters = ClientCounters()
         self.submit = submit
         self.cancel = cancel
+        self.taken = taken
         self.loop = loop
         self.parse = parse
         self.request_id_prefix = request_id_prefix
@@ -186,6 +188,7 @@ class ClientConnection(asyncio.Protocol):
         "token_reserved",
         "asked_s",
         "live",
+        "paced",  # a live response whose next piece is made when the last one is taken
         "pumping",
         # Writing.
         "write_paused",
@@ -236,6 +239,7 @@ class ClientConnection(asyncio.Protocol):
         self.token_reserved = 0
         self.asked_s = 0.0  # 0: not to be timed, since it was asked to wait, or is neither append nor read
         self.live = False
+        self.paced = False
         self.pumping = False
         self.write_paused = False
         self.bytes_out = 0
@@ -336,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """True keeps our half open: whoever sent whole requests may still be listening for the answers."""
-        if self.phase >= LINGER or self.live or (self.token and self.waits):
+        if self.phase >= LINGER or (self.live and not self.paced) or (self.token and self.waits):
             return False
         self.no_more = self.eof = True
         if self.token or self.queue:
@@ -351,7 +355,7 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused = True
         plane.paused.add(self)
         # A piece of a live response is shared by its readers: each counts for what makes it full, its own first response for all of it.
-        self.unsent = _HIGH_WATER_BYTES if self.live else self.transport.get_write_buffer_size()
+        self.unsent = _HIGH_WATER_BYTES if self.live and not self.paced else self.transport.get_write_buffer_size()
         plane.unsent_bytes += self.unsent
         self.flushed = -1
         self.stall_deadline = plane.now_s + plane.options.write_stall_timeout_s
@@ -361,7 +365,9 @@ class ClientConnection(asyncio.Protocol):
         self.plane.paused.discard(self)
         self.plane.unsent_bytes -= self.unsent
         self.unsent = 0
-        if self.queue and not self.token:
+        if self.paced:
+            self.plane.taken(self.token)
+        elif self.queue and not self.token:
             self.pump()
 
     # Reading.
@@ -724,7 +730,7 @@ class ClientConnection(asyncio.Protocol):
             counters.responses[data[_STATUS]] += 1
             if last:
                 data = with_close(data)
-        self.live = False
+        self.live = self.paced = False
         self.transport.write(data)
         size = len(data)
         self.bytes_out += size
@@ -738,7 +744,7 @@ class ClientConnection(asyncio.Protocol):
         elif self.owes_continue:
             self._send_continue()
 
-    def begin(self, data: bytes) -> None:
+    def begin(self, data: bytes, paced: bool) -> None:
         plane = self.plane
         if self.http10 and self.no_more and not self.queue:
             # A live response is chunked, which HTTP/1.0 does not know.
@@ -746,7 +752,7 @@ class ClientConnection(asyncio.Protocol):
             plane.by_token.pop(token, None)
             plane.inflight_bytes -= self.token_reserved
             self.token_reserved = 0
-            self.refuse(error(505, "http_version", "live reads need HTTP/1.1"), "http_version")
+            self.refuse(error(505, "http_version", "live reads and bootstraps need HTTP/1.1"), "http_version")
             plane.loop.call_soon(plane.cancel, token)  # not from inside the caller's own call
             return
         if len(data) > _HIGH_WATER_BYTES and plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max:
@@ -760,6 +766,19 @@ class ClientConnection(asyncio.Protocol):
         plane.counters.responses[data[_STATUS]] += 1
         self._write(with_close(data) if plane.draining or (self.no_more and not self.queue) else data)
         self.live = True
+        self.paced = paced
+        if paced and not self.write_paused:
+            plane.taken(self.token)
+
+    def write_piece(self, data: bytes) -> None:
+        """The next one of a paced response. It comes when the last one is taken, so what waits here is never more than one."""
+        plane = self.plane
+        if plane.unsent_bytes + len(data) > plane.options.unsent_bytes_max:
+            self.drop_slow()
+            return
+        self._write(data)
+        if not self.write_paused:
+            plane.taken(self.token)
 
     def _too_much_unsent(self) -> bytes:
         """Instead of a large response, while others have left too much of theirs in our memory."""

@@ -17,7 +17,7 @@ from anabranch_node.drivers.grpc_peer import PeerNet
 from anabranch_node.drivers.http_protocol import ClientPlane
 from anabranch_node.drivers.telemetry import Histogram
 from anabranch_node.engine import envelope
-from anabranch_node.service.effects import Begin, Broadcast, End, FramesDropped, RequestArrived, RequestGone, Respond, Told
+from anabranch_node.service.effects import Abort, Begin, Broadcast, End, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
 from anabranch_node.service.service import Service
 from anabranch_node.web.request import Request
 
@@ -63,6 +63,8 @@ class NodeLoop:
             fx.StopNode: lambda effect: self.stop(effect.reason),
             fx.TurnAgain: lambda _: self._schedule(),
             Told: lambda effect: self.on_told(effect.token, effect.result),
+            Piece: self._write_piece,
+            Abort: self._abort,
         }
 
     # --- events come in ----------------------------------------------------------------------------------------------------------
@@ -77,6 +79,9 @@ class NodeLoop:
 
     def cancel(self, token: int) -> None:
         self.push(RequestGone(token))
+
+    def taken(self, token: int) -> None:
+        self.push(Taken(token))
 
     def on_frame(self, node: int, data: bytes) -> None:
         self.frames_received += 1
@@ -158,7 +163,7 @@ class NodeLoop:
                     plane.broadcast(effect.tokens, effect.data)
             elif kind is Begin:
                 if plane is not None:
-                    plane.begin(effect.token, effect.data)
+                    plane.begin(effect.token, effect.data, effect.paced)
             elif kind is End:
                 if plane is not None:
                     for token in effect.tokens:
@@ -171,6 +176,14 @@ class NodeLoop:
                     perform(effect)
         if disk:
             self._submit_disk(disk)
+
+    def _write_piece(self, effect: Piece) -> None:
+        if self.plane is not None:
+            self.plane.write_piece(effect.token, effect.data)
+
+    def _abort(self, effect: Abort) -> None:
+        if self.plane is not None:
+            self.plane.abort(effect.token)
 
     def _submit_disk(self, effects: list[Any]) -> None:
         """The log's effects as one batch, in order; a snapshot's one by one. What finds no room is held, with everything behind it."""

@@ -268,7 +268,7 @@ class Node:
         loop.snapshots = SnapshotPool(snapshot_disk, loop.report)
         self._flow = ClusterFlow(identity.node_id)
         loop.perform(host.start(recovered.groups.values(), snapshots, snapshot_files))
-        loop.plane = self._plane = ClientPlane(client_options(config), loop.submit, loop.cancel, asyncio.get_running_loop())
+        loop.plane = self._plane = ClientPlane(client_options(config), loop.submit, loop.cancel, asyncio.get_running_loop(), taken=loop.taken)
         loop.start()
         if self._view is not None:
             self._take_view(self._view)

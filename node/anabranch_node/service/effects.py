@@ -25,6 +25,12 @@ class RequestGone(Struct, frozen=True):
     token: int
 
 
+class Taken(Struct, frozen=True):
+    """The client has taken what was sent of a paced response: nothing of it waits in our memory any more."""
+
+    token: int
+
+
 class Ask(Struct, frozen=True):
     """The node itself asks a group (joining, listing); answered by Told."""
 
@@ -58,6 +64,21 @@ class Begin(Struct, frozen=True):
 
     token: int
     data: bytes
+    paced: bool = False
+    """Say Taken when its client has taken this, and again after each Piece."""
+
+
+class Piece(Struct, frozen=True):
+    """More of a paced response."""
+
+    token: int
+    data: bytes
+
+
+class Abort(Struct, frozen=True):
+    """A response that has begun cannot be finished: its connection breaks off, so that nobody takes it for whole."""
+
+    token: int
 
 
 class Broadcast(Struct, frozen=True):

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from anabranch_node.core.stream.results import ReadSlice
+from anabranch_node.core.stream.results import Inherited, MessageSlice, ReadSlice
+from anabranch_node.service.bootstrap import Bootstrap
+from anabranch_node.web.batch import Frame
 from anabranch_node.web.request import Request
 
 
@@ -20,6 +22,7 @@ class Stage(Enum):
     WAITING = "waiting"  # a long-poll at the tail
     LAST_LOOK = "last look"  # a long-poll timed out: one more ReadIndex before it says "nothing"
     STREAMING = "streaming"  # an SSE response goes on
+    PACED = "paced"  # a bootstrap whose client has not taken the last piece yet
 
 
 class Served(NamedTuple):
@@ -46,12 +49,15 @@ class Life(Struct, gc=False):
     """(node, incarnation) that a refusal named as the leader's."""
     sent: bool = False
     """A write that may be in a log somewhere: from here on silence means unknown."""
-    slice: ReadSlice | None = None
+    slice: ReadSlice | MessageSlice | Inherited | None = None
     last_look: bool = False
     """A long-poll whose time is over: wherever its last look is answered, it does not wait again."""
     remote: bool = False
     """A live read of a group that has no replica here."""
     touch: int = 0
     """The token of the Touch that it waits for: one of its own, so that a late answer is never taken for this read's."""
+    frames: list[Frame] | None = None
+    """Of an append-batch."""
+    bootstrap: Bootstrap | None = None
     poll_until_ms: int = 0
     """Such a long-poll: how long it goes on asking the other node, a few seconds at a time."""

@@ -8,6 +8,7 @@ Not here: the first read and its ReadIndex (service.py). What is served here was
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,16 +44,21 @@ class _Piece(NamedTuple):
     """Of the stream's data in it; -1: it is no event."""
 
 
+class _Spot(NamedTuple):
+    offset: int
+    key: str | None
+
+
 class _Watch:
-    """The readers of one stream, by the offset they wait at: usually all at the tail."""
+    """The readers of one stream, by the offset they wait at, usually all at the tail, and the routing key they want."""
 
     __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self.at: dict[int, dict[int, Life]] = {}
+        self.at: dict[_Spot, dict[int, Life]] = {}
 
-    def add(self, offset: int, life: Life) -> None:
-        self.at.setdefault(offset, {})[life.token] = life
+    def add(self, spot: "_Spot", life: Life) -> None:
+        self.at.setdefault(spot, {})[life.token] = life
 
 
 class LiveReaders:
@@ -62,8 +68,8 @@ class LiveReaders:
         self._options = options
         self._bytes_max = response_bytes_max
         self._watched: dict[int, dict[str, _Watch]] = {}  # group -> stream -> readers; the machine marks what changed among them
-        self._place: dict[int, tuple[int, str, int]] = {}  # token -> (group, stream, offset)
-        self._polls: deque[tuple[int, int]] = deque()  # (deadline, token), in order
+        self._place: dict[int, tuple[int, str, _Spot]] = {}  # token -> (group, stream, where it waits)
+        self._polls: list[tuple[int, int]] = []  # heap of (deadline, token): clients say how long they wait
         self._rotations: deque[tuple[int, int]] = deque()
         self._keep_alives: deque[tuple[int, int]] = deque()
         self._pieces: deque[_Piece] = deque()
@@ -82,9 +88,14 @@ class LiveReaders:
     def wait(self, life: Life, at: ReadSlice, uptime_ms: int) -> None:
         life.slice = at
         # From here on it asks from where it waits: the tail that "now" means at the last look may be a later one.
-        life.payload = msgspec.structs.replace(life.payload, offset=at.next_offset)
+        life.payload = msgspec.structs.replace(life.payload, offset=at.next_offset, since_ms=None)
         self._register(life, at.next_offset)
-        self._polls.append((uptime_ms + (life.wait_ms or self._options.long_poll_timeout_ms), life.token))
+        heappush(self._polls, (uptime_ms + (life.wait_ms or self.patience_ms(life)), life.token))
+
+    def patience_ms(self, life: Life) -> int:
+        """Of a long-poll."""
+        asked_ms = None if life.request is None else life.request.timeout_ms
+        return self._options.long_poll_timeout_ms if asked_ms is None else asked_ms
 
     def begin(self, life: Life, first: ReadSlice, now_ms: int, uptime_ms: int, out: list[Any]) -> None:
         assert life.request is not None
@@ -116,10 +127,9 @@ class LiveReaders:
             self._follow(life, slice)
 
     def _follow(self, life: Life, slice: ReadSlice) -> None:
-        stream = life.payload.stream
-        if life.remote:
-            life.payload = ReadAt(stream, slice.next_offset, self._bytes_max)
-            life.wait_ms = self._options.sse_keep_alive_ms
+        life.payload = ReadAt(life.payload.stream, slice.next_offset, self._bytes_max, life.payload.key)
+        if life.remote or slice.behind:  # service.py asks for more of what is not ours: another node's, or what a fork inherits
+            life.wait_ms = self._options.sse_keep_alive_ms if life.remote else 0
             return
         self._register(life, slice.next_offset)
 
@@ -129,8 +139,9 @@ class LiveReaders:
         watch = watched.get(stream)
         if watch is None:
             watch = watched[stream] = _Watch()
-        watch.add(offset, life)
-        self._place[life.token] = (life.group, stream, offset)
+        spot = _Spot(offset, life.payload.key)
+        watch.add(spot, life)
+        self._place[life.token] = (life.group, stream, spot)
         # Its slice may be a step old by now, or not the whole: look once more before waiting for the next append.
         self._again.setdefault(life.group, set()).add(stream)
         group = self._host.groups.get(life.group)
@@ -142,12 +153,12 @@ class LiveReaders:
         place = self._place.pop(life.token, None)
         if place is None:
             return
-        group, stream, offset = place
+        group, stream, spot = place
         watch = self._watched[group][stream]
-        readers = watch.at[offset]
+        readers = watch.at[spot]
         del readers[life.token]
         if not readers:
-            del watch.at[offset]
+            del watch.at[spot]
             if not watch.at:
                 del self._watched[group][stream]
 
@@ -209,14 +220,17 @@ class LiveReaders:
 
     def _wake_stream(self, group_id: int, stream: str, watch: _Watch, now_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         machine = self._host.groups[group_id].machine
-        for offset, readers in list(watch.at.items()):
-            result = machine.query(ReadAt(stream, offset, self._bytes_max), now_ms)
+        for (offset, key), readers in list(watch.at.items()):
+            result = machine.query(ReadAt(stream, offset, self._bytes_max, key), now_ms)
             if not isinstance(result, ReadSlice):
                 for life in list(readers.values()):
                     self._gone(life, result, out, finish_poll)
                 continue
             result = msgspec.structs.replace(result, touch_due=False)  # a live read resets the window when it starts, not later
             if not result.data and not result.closed and all(_same(life, result) for life in readers.values()):
+                if result.next_offset > offset:  # none of what came has the key that they want
+                    for life in list(readers.values()):
+                        self._move(life, result)
                 continue
             tokens: list[int] = []
             moved: list[Life] = []
@@ -242,10 +256,23 @@ class LiveReaders:
                         self.streaming[life.token] = life
                         self._follow(life, result)
 
+    def _move(self, life: Life, result: ReadSlice) -> None:
+        """It waits on, further behind."""
+        place = self._place[life.token]
+        streaming = self.streaming.get(life.token)
+        self.remove(life)
+        if streaming is not None:
+            self.streaming[life.token] = streaming
+        life.slice = result
+        life.payload = msgspec.structs.replace(life.payload, offset=result.next_offset)
+        assert place[1] == life.payload.stream
+        self._register(life, result.next_offset)
+
     @staticmethod
     def _less(life: Life, offset: int, machine: Any, now_ms: int) -> Any:
         """What this reader asked for: it may want smaller responses than the others."""
-        return msgspec.structs.replace(machine.query(ReadAt(life.payload.stream, offset, life.payload.max_bytes), now_ms), touch_due=False)
+        query = ReadAt(life.payload.stream, offset, life.payload.max_bytes, life.payload.key)
+        return msgspec.structs.replace(machine.query(query, now_ms), touch_due=False)
 
     def _gone(self, life: Life, result: Any, out: list[Any], finish_poll: FinishPoll) -> None:
         if life.stage is Stage.STREAMING:
@@ -274,7 +301,7 @@ class LiveReaders:
 
     def tick(self, uptime_ms: int, out: list[Any], finish_poll: FinishPoll) -> None:
         while self._polls and self._polls[0][0] <= uptime_ms:
-            token = self._polls.popleft()[1]
+            token = heappop(self._polls)[1]
             place = self._place.get(token)
             if place is not None:
                 life = self._watched[place[0]][place[1]].at[place[2]][token]

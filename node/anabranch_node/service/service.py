@@ -2,7 +2,8 @@
 
 Before us: the client plane parsed a request, a peer sent a letter. We route it (here, or to the node that can answer), wait for Raft, and render the
 answer (web/). A write is sent on only after a definite refusal; a read is tried until its deadline. Live reads wait in live.py, listings gather in
-listing.py. After us: the driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
+listing.py; forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the driver writes bytes. Not here:
+bytes of requests and answers (web/), Raft (engine/)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,23 +17,32 @@ from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
-from anabranch_node.core.stream.commands import Touch
-from anabranch_node.core.stream.results import Appended, ReadSlice
+from anabranch_node.core.stream.commands import PublishSnapshot, Touch
+from anabranch_node.core.stream.queries import ReadAt, ReadMessages
+from anabranch_node.core.stream.results import Appended, Inherited, MessageSlice, PointElsewhere, ReadSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
-from anabranch_node.service.effects import Ask, EndLive, FramesDropped, RequestArrived, RequestGone, Respond, Told
+from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
+from anabranch_node.service.cross import Cross
+from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
+from anabranch_node.service.forks import Forks
 from anabranch_node.service.life import Life, Served, Stage
 from anabranch_node.service.listing import Listings
 from anabranch_node.service.live import LiveOptions, LiveReaders
+from anabranch_node.web import batch as web_batch
 from anabranch_node.web import errors as web_errors
 from anabranch_node.web import read as web_read
+from anabranch_node.web import snapshot as web_snapshot
 from anabranch_node.web import write as web_write
+from anabranch_node.web.bootstrap import boundary_of
 from anabranch_node.web.reply import PREFLIGHT, Reply, render
-from anabranch_node.web.request import BadRequest, Kind, Request
+from anabranch_node.web.request import BadRequest, Kind, Request, refuse
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
+_READING = (Kind.READ, Kind.BOOTSTRAP)
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
@@ -52,7 +62,10 @@ class Service:
         self.routing: Routing | None = None
         self.forwarding = Forwarding(host, meta)
         self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
+        self.forks = Forks(self)
+        self._cross = Cross(self)
         self._listings = Listings()
+        self._asked: dict[int, Callable[[Any], None]] = {}  # our own questions to groups: who is told
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
@@ -71,6 +84,7 @@ class Service:
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             RequestArrived: self._on_request,
             RequestGone: self._on_gone,
+            Taken: self._on_taken,
             Ask: self._on_ask,
             EndLive: lambda _: self.live.end_all(self._out, self._finish_poll),
             fx.Tick: self._on_tick,
@@ -115,7 +129,7 @@ class Service:
                 token, result = effect.token, effect.result
                 # The common case, on one page: an append of a client of ours was committed.
                 life = lives.get(token) if type(result) is Appended else None
-                if life is not None and life.request is not None and life.stage is Stage.ASKED:
+                if life is not None and life.request is not None and life.stage is Stage.ASKED and life.frames is None:
                     del lives[token]
                     appends += 1
                     append_bytes += result.next_offset - result.start_offset
@@ -141,12 +155,32 @@ class Service:
             self._respond(token, request, web_errors.answer(Initializing()))
             return
         kind = request.kind
+        frames: list[web_batch.Frame] | None = None
+        bootstrap: Bootstrap | None = None
+        payload: Any
         try:
-            if kind is Kind.LIST:
+            write = kind is Kind.APPEND or kind is Kind.CREATE or kind is Kind.DELETE
+            if write:
+                payload = None if request.fork_source else web_write.command(request, event.body)  # of a fork it depends on its source
+            elif kind is Kind.READ or kind is Kind.HEAD:
+                payload = web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.LIST:
                 self._list(token, request, routing)
                 return
-            write = kind is Kind.CREATE or kind is Kind.APPEND or kind is Kind.DELETE
-            payload: Any = web_write.command(request, event.body) if write else web_read.query(request, self.options.response_bytes_max)
+            elif kind is Kind.BATCH:
+                payload, frames = web_batch.batch(request, event.body)
+                if payload is None:
+                    self._respond(token, request, web_batch.answer(frames, None))
+                    return
+                write = True
+            elif kind is Kind.BOOTSTRAP:
+                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token))
+                payload = bootstrap.query()
+            elif kind in _SNAPSHOT_KINDS:
+                write = kind is Kind.SNAPSHOT_PUBLISH
+                payload = web_snapshot.command(request, event.body) if write else web_snapshot.query(request)
+            else:
+                raise refuse(501, "not_served", "this server does not do that yet")
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
@@ -155,7 +189,13 @@ class Service:
                 self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
                 return
             self.live_count += 1
-        self._start(Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request))
+        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request)
+        life.frames, life.bootstrap = frames, bootstrap
+        if request.fork_source:
+            self._enter(life)
+            self.forks.make(life, event.body)
+        else:
+            self._start(life)
 
     def _on_ask(self, event: Ask) -> None:
         self._start(Life(event.token, event.group, event.write, event.payload, self._deadline()))
@@ -171,10 +211,43 @@ class Service:
         self._own_counter += 1
         return self._own_counter
 
-    def _start(self, life: Life) -> None:
+    def _enter(self, life: Life) -> None:
         self._lives[life.token] = life
         self._deadlines.append((life.deadline_ms, life.token))
+
+    def _start(self, life: Life) -> None:
+        self._enter(life)
         self._send(life)
+
+    # --- for forks.py, cross.py and others that take a request through several groups ---------------------------------------------
+
+    def ask_group(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
+        """A question of our own, with a deadline of its own. `then` hears what became of it, once."""
+        token = self._own_token()
+        self._asked[token] = then
+        self._start(Life(token, group, write, payload, self._deadline()))
+
+    def group_of(self, stream: str) -> int:
+        assert self.routing is not None
+        return self.routing.group_of(stream)
+
+    def is_open(self, life: Life) -> bool:
+        """Its client is there and has no answer yet."""
+        return self._lives.get(life.token) is life
+
+    def send_again(self, life: Life) -> None:
+        """Nothing has happened so far."""
+        if self.is_open(life):
+            self._send(life)
+
+    def finish(self, life: Life, result: Any) -> None:
+        if self.is_open(life):
+            self._finish(life, result)
+
+    def refuse(self, life: Life, refusal: BadRequest) -> None:
+        assert life.request is not None
+        self._drop(life)
+        self._respond(life.token, life.request, refusal.reply)
 
     def _on_gone(self, event: RequestGone) -> None:
         life = self._lives.get(event.token)
@@ -248,7 +321,21 @@ class Service:
     # --- answers -----------------------------------------------------------------------------------------------------------------
 
     def _finish(self, life: Life, result: Any) -> None:
-        if type(result) is ReadSlice and self._goes_on(life, result):
+        kind = type(result)
+        if kind is ReadSlice:
+            if self._goes_on(life, result):
+                return
+        elif kind is Inherited or kind is MessageSlice:
+            if self._resets_window(life, result):
+                return
+            if kind is Inherited and life.served is None:  # another node that asks puts it together itself
+                self.forks.gather(life, result)
+                return
+        elif kind is PointElsewhere and life.served is None and isinstance(life.payload, PublishSnapshot):
+            self.forks.publish_elsewhere(life, life.payload, result)
+            return
+        if life.bootstrap is not None:
+            self._go_on_bootstrap(life, life.bootstrap, result)
             return
         self._drop(life)
         if life.stage is Stage.STREAMING:
@@ -260,12 +347,19 @@ class Service:
                 if type(result) is Appended:
                     self.appends += 1
                     self.append_bytes += result.next_offset - result.start_offset
-                reply = web_write.answer(request, result)
+                if life.frames is not None:
+                    reply = web_batch.answer(life.frames, result)
+                elif request.kind is Kind.SNAPSHOT_PUBLISH:
+                    reply = web_snapshot.answer(request, result)
+                else:
+                    reply = web_write.answer(request, result)
+            elif request.kind in _SNAPSHOT_KINDS:
+                reply = web_snapshot.answer(request, result)
             elif life.stage is Stage.LAST_LOOK and type(result) is ReadSlice and not result.data:
                 reply = web_read.nothing_new(request, result, self._now_ms)
             else:
                 reply = web_read.answer(request, result, self._now_ms)
-            if type(result) is ReadSlice:
+            if type(result) is ReadSlice or type(result) is MessageSlice:
                 self.reads += 1
                 if reply.body:  # not if the client has it already
                     self.read_bytes += len(result.data)
@@ -273,6 +367,8 @@ class Service:
         elif life.served is not None:
             self._served_count -= 1
             self.forwarding.answer(life.served.node, life.served.incarnation, life.group, life.served.request, result)
+        elif (then := self._asked.pop(life.token, None)) is not None:
+            then(result)
         elif life.token < 0:
             listed = self._listings.told(life.token, result)
             if listed is not None:
@@ -282,16 +378,9 @@ class Service:
 
     def _goes_on(self, life: Life, slice: ReadSlice) -> bool:
         """True: the read is not over yet, since its window must be reset, it waits at the tail, or it is a live stream."""
-        request = life.request
-        if (
-            slice.touch_due
-            and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
-            and (request is None or request.kind is Kind.READ)
-            and not life.remote
-            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
-        ):
-            self._send_touch(life, slice)
+        if self._resets_window(life, slice):
             return True
+        request = life.request
         if life.stage is Stage.LAST_LOOK:
             return False
         if request is not None and request.live == "sse":
@@ -303,7 +392,7 @@ class Service:
                 self.live.go_on(life, slice, self._now_ms, self._out)
             if life.token not in self.live.streaming:
                 self._drop(life)  # the stream is closed: its response has ended
-            elif life.remote:
+            elif life.remote or slice.behind:
                 self._send(life)
             return True
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
@@ -315,21 +404,72 @@ class Service:
             return True
         return False
 
+    def _resets_window(self, life: Life, slice: ReadSlice | MessageSlice | Inherited) -> bool:
+        """True: the read is served, but waits for the Touch of its stream."""
+        request = life.request
+        if (
+            slice.touch_due
+            and life.stage not in (Stage.TOUCHING, Stage.LAST_LOOK)
+            and (request is None or request.kind in _READING)
+            and not life.remote
+            and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
+            and isinstance(life.payload, ReadAt | ReadMessages)
+        ):
+            self._send_touch(life, slice)
+            return True
+        return False
+
+    def _go_on_bootstrap(self, life: Life, bootstrap: Bootstrap, result: Any) -> None:
+        token, step = life.token, bootstrap.step(result)
+        if type(step) is Send:
+            self.reads += step.first
+            self.read_bytes += step.stream_bytes
+            if step.first:
+                self._out.append(Begin(token, step.data, not step.last))
+            elif not step.last:
+                self._out.append(Piece(token, step.data))
+            if step.last:
+                self._drop(life)
+                self._out.append(End([token], bootstrap.closing() if step.first else step.data + bootstrap.closing()))
+            else:
+                life.stage = Stage.PACED
+        elif type(step) is Refuse:
+            self._drop(life)
+            assert life.request is not None
+            self._respond(token, life.request, web_errors.answer(step.result))
+        elif type(step) is CutOff:
+            self._drop(life)
+            self._out.append(Abort(token))
+        else:
+            self._ask_on(life, bootstrap)
+
+    def _on_taken(self, event: Taken) -> None:
+        life = self._lives.get(event.token)
+        if life is not None and life.bootstrap is not None and life.stage is Stage.PACED:
+            life.deadline_ms = self._deadline()
+            self._deadlines.append((life.deadline_ms, life.token))
+            self._ask_on(life, life.bootstrap)
+
+    def _ask_on(self, life: Life, bootstrap: Bootstrap) -> None:
+        life.stage = Stage.ASKED
+        life.payload = bootstrap.query()
+        self._send(life)
+
     def _poll_elsewhere(self, life: Life, slice: ReadSlice) -> bool:
         """A long-poll at the tail of a stream that another node holds: let that node wait. False: its time is over."""
-        life.poll_until_ms = life.poll_until_ms or self._uptime_ms + self.options.live.long_poll_timeout_ms
+        life.poll_until_ms = life.poll_until_ms or self._uptime_ms + self.live.patience_ms(life)
         left_ms = life.poll_until_ms - self._uptime_ms
         if left_ms <= 0:
             return False
         # Not longer than half of what an answer may take: silence is still told from waiting.
         life.wait_ms = min(left_ms, self.options.request_timeout_ms // 2)
-        life.payload = msgspec.structs.replace(life.payload, offset=slice.next_offset)
+        life.payload = msgspec.structs.replace(life.payload, offset=slice.next_offset, since_ms=None)
         life.deadline_ms = self._deadline()
         self._deadlines.append((life.deadline_ms, life.token))
         self._send(life)
         return True
 
-    def _send_touch(self, life: Life, slice: ReadSlice) -> None:
+    def _send_touch(self, life: Life, slice: ReadSlice | MessageSlice | Inherited) -> None:
         """The read now waits for the Touch of its stream. No leader: it is answered all the same; it is only not counted as activity."""
         life.stage, life.slice = Stage.TOUCHING, slice
         life.touch = self._own_token()
@@ -422,7 +562,7 @@ class Service:
         now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
-            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING):
+            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING, Stage.PACED):
                 self._time_out(life)
         if self._parked:
             parked, self._parked = self._parked, []
@@ -431,6 +571,8 @@ class Service:
                     life.stage = Stage.LAST_LOOK if life.last_look else Stage.ASKED
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
+        if self.routing is not None and self.routing.ready:
+            self._cross.tick(now_ms)
 
     def _time_out(self, life: Life) -> None:
         self.forwarding.forget(life.token)

@@ -21,8 +21,12 @@ from anabranch_node.core.errors import (
 )
 from anabranch_node.core.stream.results import (
     BadEpochStart,
+    BucketUnknown,
     ContentTypeMismatch,
     EmptyBody,
+    ForkTooLate,
+    NameHeld,
+    NoSnapshot,
     NotDue,
     OffsetBeyondTail,
     OffsetInsideMessage,
@@ -30,10 +34,14 @@ from anabranch_node.core.stream.results import (
     SeqRegression,
     SequenceGap,
     StaleEpoch,
+    StaleOpen,
     StreamClosed,
     StreamExists,
+    StreamGone,
     StreamNotFound,
+    SubOffsetBeyond,
     TooManyProducers,
+    Trimmed,
 )
 from anabranch_node.web.reply import STREAM_CLOSED, Reply, error, offset_header
 
@@ -72,6 +80,14 @@ ANSWERS: Final[dict[type[Failure] | type[Refusal], Answer]] = {
     ContentTypeMismatch: Answer(409, "content_type_mismatch"),
     SeqRegression: Answer(409, "seq_regression"),
     NotDue: Answer(409, "not_due"),
+    StreamGone: Answer(410, "stream_gone"),
+    NameHeld: Answer(409, "name_held"),
+    Trimmed: Answer(410, "trimmed", None, lambda it: b"Stream-Earliest-Offset: %020d\r\n" % it.earliest),
+    NoSnapshot: Answer(404, "snapshot_not_found"),
+    ForkTooLate: Answer(503, "fork_too_late", 1),
+    SubOffsetBeyond: Answer(400, "sub_offset_beyond"),
+    BucketUnknown: Answer(404, "bucket_not_found"),
+    StaleOpen: Answer(503, "stale_open", 1),
 }
 
 

@@ -1,20 +1,22 @@
 """GET, HEAD and the listing: request -> query; its result -> reply. Before us: request.py. After us: the driver.
 
-Not here: waiting at the tail (service/live.py), server-sent events (sse.py)."""
+Not here: waiting at the tail (service/live.py), server-sent events (sse.py), published snapshots (snapshot.py), bootstrap.py."""
 
+from hashlib import blake2b
+from itertools import accumulate
+from struct import unpack
 from typing import Final
 
 import msgspec
 
-from anabranch_node.core.stream.content_type import media_type
-from anabranch_node.core.stream.queries import NOW, Head, ListStreams, Query, ReadAt
-from anabranch_node.core.stream.results import ReadSlice, StreamInfo, StreamPage
+from anabranch_node.core.stream.content_type import is_json, media_type
+from anabranch_node.core.stream.queries import NOW, Head, ListStreams, Query, ReadAt, ReadMessages
+from anabranch_node.core.stream.results import MessageSlice, ReadSlice, StreamInfo, StreamPage
 from anabranch_node.web import errors
-from anabranch_node.web.reply import PREFLIGHT, STREAM_CLOSED, UP_TO_DATE, Reply
-from anabranch_node.web.request import BadRequest, Kind, Request
+from anabranch_node.web.reply import PREFLIGHT, STREAM_CLOSED, UP_TO_DATE, Reply, error
+from anabranch_node.web.request import DEFAULT_CONTENT_TYPE, BadRequest, Kind, Request
 from anabranch_node.web.routes import path_of
 from anabranch_node.web.sse import cursor_for
-from anabranch_node.web.write import is_json
 
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
@@ -29,7 +31,10 @@ def query(request: Request, response_bytes_max: int) -> Query:
     kind = request.kind
     if kind is Kind.READ:
         wanted = request.max_bytes
-        return ReadAt(request.stream, request.offset, response_bytes_max if wanted is None else min(wanted, response_bytes_max))
+        max_bytes = response_bytes_max if wanted is None else min(wanted, response_bytes_max)
+        if request.raw:
+            return ReadMessages(request.stream, request.offset, max_bytes, key=request.read_key, since_ms=request.since_ms)
+        return ReadAt(request.stream, request.offset, max_bytes, request.read_key, request.since_ms)
     if kind is Kind.HEAD:
         return Head(request.stream)
     if kind is Kind.LIST:
@@ -41,6 +46,8 @@ def query(request: Request, response_bytes_max: int) -> Query:
 def answer(request: Request, result: object, now_ms: int) -> Reply:
     if type(result) is ReadSlice:
         return _read(request, result, now_ms)
+    if type(result) is MessageSlice:
+        return _read(request, result, now_ms)
     if type(result) is StreamInfo:
         return _info(result)
     if type(result) is StreamPage:
@@ -51,16 +58,24 @@ def answer(request: Request, result: object, now_ms: int) -> Reply:
 def nothing_new(request: Request, at: ReadSlice, now_ms: int) -> Reply:
     """A long-poll ended without data: in time, or at once because the stream is closed."""
     cursor = cursor_for(request.cursor, now_ms, request.stream).encode()
-    headers = b"Stream-Next-Offset: %020d\r\n%bStream-Cursor: %b\r\n%b" % (at.next_offset, UP_TO_DATE, cursor, _NO_STORE)
+    headers = _offsets(at) + b"%bStream-Cursor: %b\r\n%b" % (UP_TO_DATE, cursor, _NO_STORE)
     return Reply(204, headers + STREAM_CLOSED if at.closed else headers)
 
 
-def _read(request: Request, slice: ReadSlice, now_ms: int) -> Reply:
+def _offsets(slice: ReadSlice | MessageSlice) -> bytes:
+    # A node of an older version does not tell the tail.
+    return b"Stream-Next-Offset: %020d\r\nStream-End-Offset: %020d\r\n" % (slice.next_offset, max(slice.tail, slice.next_offset))
+
+
+def _read(request: Request, slice: ReadSlice | MessageSlice, now_ms: int) -> Reply:
+    if request.json_only and not is_json(slice.content_type):
+        return error(400, "bad_format", "format=json is for streams of JSON")
     data = slice.data
     polling = request.live == "long-poll"
-    if polling and not data:
+    if polling and not data and slice.up_to_date:
+        assert type(slice) is ReadSlice, slice
         return nothing_new(request, slice, now_ms)
-    headers = b"Stream-Next-Offset: %020d\r\n" % slice.next_offset
+    headers = _offsets(slice)
     if slice.up_to_date:
         headers += UP_TO_DATE
     if slice.closed:
@@ -72,14 +87,40 @@ def _read(request: Request, slice: ReadSlice, now_ms: int) -> Reply:
     else:
         # Behind the tail, or at the end of a closed stream, the same question has the same answer for ever.
         headers += _CACHED if slice.closed or not slice.up_to_date else _NO_CACHE
-        etag = f'"{slice.incarnation:x}-{slice.start}-{slice.next_offset}{":c" if slice.closed else ""}"'
+        etag = f'"{slice.incarnation:x}-{slice.start}-{slice.next_offset}{":c" if slice.closed else ""}{_variant(request)}"'
         headers += b"ETag: " + etag.encode() + b"\r\n"
         if request.if_none_match and not polling and matches(request.if_none_match, etag):
             return Reply(304, headers)
-    headers += _type_headers.get(slice.content_type) or _type_header(slice.content_type)
+    if type(slice) is MessageSlice:
+        return Reply(200, headers + _RAW_TYPE, _own_bytes(slice))
+    headers += _type_headers.get(slice.content_type) or type_header(slice.content_type)
     if is_json(slice.content_type):
         data = b"[" + data[:-1] + b"]"
     return Reply(200, headers, data)
+
+
+_RAW_TYPE: Final = f"Content-Type: {DEFAULT_CONTENT_TYPE}\r\n".encode()
+
+
+def _variant(request: Request) -> str:
+    """What else than the range makes other bytes. A key may hold quotes and commas, which a tag may not."""
+    if request.read_key is None:
+        return ":r" if request.raw else ""
+    return f":k{blake2b(request.read_key.encode(), digest_size=8).hexdigest()}{':r' if request.raw else ''}"
+
+
+def messages_of(slice: MessageSlice, content_type: str) -> list[bytes]:
+    """Each message's own bytes: in JSON mode without the comma that is stored behind it."""
+    data, lengths = slice.data, slice.lengths
+    ends = list(accumulate(unpack(f"<{len(lengths) // 4}I", lengths)))
+    assert (ends[-1] if ends else 0) == len(data), (len(ends), len(data))
+    if is_json(content_type):
+        return [data[start : end - 1] for start, end in zip([0, *ends], ends, strict=False)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _own_bytes(slice: MessageSlice) -> bytes:
+    return b"".join(messages_of(slice, slice.content_type)) if is_json(slice.content_type) else slice.data
 
 
 def matches(if_none_match: str, etag: str) -> bool:
@@ -89,7 +130,7 @@ def matches(if_none_match: str, etag: str) -> bool:
     return any(tag.strip(" \t").removeprefix("W/") == etag for tag in if_none_match.split(","))
 
 
-def _type_header(content_type: str) -> bytes:
+def type_header(content_type: str) -> bytes:
     """Checked again on the way out: what a log brought here was checked by another version of us."""
     assert content_type.isascii() and content_type.isprintable(), content_type
     header = b"Content-Type: " + content_type.encode() + b"\r\n"
@@ -103,9 +144,16 @@ def _type_header(content_type: str) -> bytes:
 
 
 def _info(info: StreamInfo) -> Reply:
-    headers = b"Stream-Next-Offset: %020d\r\n" % info.tail + _NO_STORE + (_type_headers.get(info.content_type) or _type_header(info.content_type))
+    headers = b"Stream-Next-Offset: %020d\r\nStream-End-Offset: %020d\r\nStream-Earliest-Offset: %020d\r\n" % (info.tail, info.tail, info.earliest)
+    headers += _NO_STORE + (_type_headers.get(info.content_type) or type_header(info.content_type))
     if info.closed:
         headers += STREAM_CLOSED
+    if info.snapshot_offset >= 0:
+        headers += b"Stream-Snapshot-Offset: %020d\r\n" % info.snapshot_offset
+    if info.retention_bytes is not None:
+        headers += b"Stream-Retention-Bytes: %d\r\n" % info.retention_bytes
+    if info.retention_age_s is not None:
+        headers += b"Stream-Retention-Age: %d\r\n" % info.retention_age_s
     if info.ttl_s is not None:
         headers += b"Stream-TTL: %d\r\n" % info.ttl_s
     if info.expires_at:

@@ -20,6 +20,7 @@ REASONS: Final = {
     201: b"Created",
     204: b"No Content",
     304: b"Not Modified",
+    307: b"Temporary Redirect",
     400: b"Bad Request",
     401: b"Unauthorized",
     403: b"Forbidden",
@@ -41,13 +42,35 @@ REASONS: Final = {
     505: b"HTTP Version Not Supported",
 }
 
+HEADERS: Final[dict[str, str]] = {
+    "Stream-Next-Offset": "where the next read goes on, or the tail",
+    "Stream-End-Offset": "reads, HEAD: the tail",
+    "Stream-Earliest-Offset": "HEAD, and 410: the earliest offset that is still shown",
+    "Stream-Snapshot-Offset": "of the published snapshot; at a bootstrap without one `-1`",
+    "Stream-Up-To-Date": "`true`: Stream-Next-Offset is the tail. A snapshot says `false`, too",
+    "Stream-Closed": "`true`: there is nothing more to come",
+    "Stream-Cursor": "live reads: to be sent back as `cursor`",
+    "Stream-TTL": "HEAD: the window in seconds",
+    "Stream-Expires-At": "HEAD: as it was given",
+    "Stream-Retention-Bytes": "HEAD",
+    "Stream-Retention-Age": "HEAD",
+    "Stream-SSE-Data-Encoding": "`base64`: data of a binary stream",
+    "Producer-Epoch": "append: of the tuple; 403: the current one",
+    "Producer-Seq": "append: the highest one taken",
+    "Producer-Expected-Seq": "409",
+    "Producer-Received-Seq": "409",
+    "ETag": "reads: incarnation, range, key and format",
+    "Location": "201: of the stream; 307: of the latest snapshot",
+    "Retry-After": "429 and 503",
+    "X-Request-Id": "as sent, or made for an error",
+}
+"""Of responses, and what a page of another origin may see of them; docs/protocol.md is made from it."""
+
 COMMON: Final = (
     b"X-Content-Type-Options: nosniff\r\n"
     b"Cross-Origin-Resource-Policy: cross-origin\r\n"
     b"Access-Control-Allow-Origin: *\r\n"
-    b"Access-Control-Expose-Headers: Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
-    b"Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, ETag, Location, Retry-After, "
-    b"X-Request-Id\r\n"
+    b"Access-Control-Expose-Headers: " + ", ".join(HEADERS).encode() + b"\r\n"
 )
 """On every response: a page of any origin may call us, never with credentials, and no browser may guess a type."""
 
@@ -58,7 +81,7 @@ PREFLIGHT: Final = Reply(
     b"Access-Control-Allow-Methods: " + ALLOW + b"\r\n"
     b"Access-Control-Allow-Headers: Content-Type, Authorization, If-None-Match, Stream-Seq, Stream-TTL, Stream-Expires-At, Stream-Closed, "
     b"Stream-Key, Stream-Timestamp, Producer-Id, Producer-Epoch, Producer-Seq, Stream-Forked-From, Stream-Fork-Offset, Stream-Fork-Sub-Offset, "
-    b"X-Request-Id\r\n"
+    b"Stream-Retention-Bytes, Stream-Retention-Age, X-Request-Id\r\n"
     b"Access-Control-Max-Age: 600\r\n"
     b"Allow: " + ALLOW + b"\r\n",
 )

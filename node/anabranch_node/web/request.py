@@ -1,7 +1,8 @@
 """The head of a request -> a typed Request, strictly, or BadRequest. Before us: the driver cut the bytes into a head. After us: write.py and
-read.py make a command or a query of it; what depends on the body is decided there.
+the files beside them make a command or a query of it; what depends on the body is decided there.
 
-Only the headers in _WANTED are looked at. Not here: framing (the driver), authentication, subscriptions and forks (not served yet)."""
+METHODS says what can be done with what a path names, HEADERS which headers are looked at; docs/protocol.md is made from them. Not here: framing (the
+driver), paths (routes.py), authentication, subscriptions (not served yet)."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -12,8 +13,9 @@ import msgspec
 
 from anabranch_node.core.stream.commands import Producer
 from anabranch_node.core.stream.queries import NOW, START
+from anabranch_node.web import routes
 from anabranch_node.web.reply import Reply, error
-from anabranch_node.web.routes import LIST_PATH, STREAM_PREFIX, BadPath, percent_decode, stream_route
+from anabranch_node.web.routes import KEY_BYTES_MAX, BadPath, Route, percent_decode, route_of
 
 INTEGER_MAX: Final = (1 << 53) - 1
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -22,6 +24,8 @@ TOKEN_BYTES_MAX: Final = 256
 QUERY_BYTES_MAX: Final = 4096
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
+TIMEOUT_MAX_MS: Final = 60_000
+"""A client may ask a long-poll to wait this long and no longer."""
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 
 
@@ -91,13 +95,16 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     since_ms: int | None = None
     raw: bool = False
     """format=raw: the messages' own bytes end to end, whatever the content type."""
+    json_only: bool = False
+    """format=json: refused where the stream is something else."""
     timeout_ms: int | None = None
     """Of a long-poll, as its client asks for it."""
     snapshot_offset: int = -1
 
     @property
     def takes_body(self) -> bool:
-        return self.kind is Kind.CREATE or self.kind is Kind.APPEND
+        kind = self.kind
+        return kind is Kind.APPEND or kind is Kind.CREATE or kind is Kind.BATCH or kind is Kind.SNAPSHOT_PUBLISH
 
 
 class BadRequest(Exception):
@@ -112,22 +119,56 @@ def refuse(status: int, code: str, message: str, extra_headers: bytes = b"") -> 
     return BadRequest(error(status, code, message, extra_headers=extra_headers))
 
 
-_WANTED: Final = frozenset(
-    {
-        *(b"host", b"content-type", b"content-length", b"content-encoding", b"if-none-match", b"origin", b"x-request-id"),
-        *(b"stream-ttl", b"stream-expires-at", b"stream-closed", b"stream-seq", b"stream-key", b"stream-timestamp"),
-        *(b"producer-id", b"producer-epoch", b"producer-seq"),
-        *(b"stream-forked-from", b"stream-fork-offset", b"stream-fork-sub-offset"),
-    }
-)
-_STREAM_METHODS: Final = {b"PUT": Kind.CREATE, b"POST": Kind.APPEND, b"GET": Kind.READ, b"HEAD": Kind.HEAD, b"DELETE": Kind.DELETE}
-_STREAM_ALLOW: Final = b"Allow: GET, POST, PUT, DELETE, HEAD, OPTIONS\r\n"
-_LIST_ALLOW: Final = b"Allow: GET, OPTIONS\r\n"
-_LIVE: Final = {b"long-poll": "long-poll", b"sse": "sse"}
+METHODS: Final[dict[str, dict[bytes, Kind]]] = {
+    routes.STREAM: {b"GET": Kind.READ, b"POST": Kind.APPEND, b"PUT": Kind.CREATE, b"DELETE": Kind.DELETE, b"HEAD": Kind.HEAD},
+    routes.BATCH: {b"POST": Kind.BATCH},
+    routes.SNAPSHOT: {b"GET": Kind.SNAPSHOT_LATEST},
+    routes.SNAPSHOT_AT: {b"GET": Kind.SNAPSHOT_READ, b"PUT": Kind.SNAPSHOT_PUBLISH, b"DELETE": Kind.SNAPSHOT_DELETE},
+    routes.BOOTSTRAP: {b"GET": Kind.BOOTSTRAP},
+    routes.KEY: {b"GET": Kind.READ},
+    routes.BUCKET: {b"GET": Kind.BUCKET_INFO, b"PUT": Kind.BUCKET_CREATE, b"DELETE": Kind.BUCKET_DELETE},
+    routes.BUCKET_STREAMS: {b"GET": Kind.BUCKET_LIST},
+    routes.STREAMS: {b"GET": Kind.LIST},
+    routes.UNSERVED: {},
+    routes.RESERVED: {},
+}
+"""What can be done with what a path names. OPTIONS besides, everywhere, and before anything else is looked at."""
+
+HEADERS: Final[dict[str, str]] = {
+    "Content-Type": "of the stream, of the bytes that are appended, of the snapshot; none at a fork: as its source",
+    "Content-Encoding": "`identity`, or 415",
+    "Content-Length": "framing; the driver's",
+    "Host": "for `Location`; malformed: 400",
+    "If-None-Match": "reads: 304 if the tag is still right",
+    "Origin": "not looked at: every origin is allowed, none with credentials",
+    "X-Request-Id": "up to 128 of `A-Za-z0-9._-`: repeated in the response",
+    "Stream-TTL": "create: sliding window in seconds",
+    "Stream-Expires-At": "create: RFC 3339; excludes `Stream-TTL`",
+    "Stream-Retention-Bytes": "create: trim what lies further back than this many bytes; positive",
+    "Stream-Retention-Age": "create: trim what is older than this many seconds; positive",
+    "Stream-Forked-From": "create: a path on this server, of any surface, or a URL with such a path",
+    "Stream-Fork-Offset": "create: 20 digits, or sixteen zeros, `_`, sixteen zeros; none: the tail of the source",
+    "Stream-Fork-Sub-Offset": "create: JSON messages or bytes past the fork offset; without leading zeros",
+    "Stream-Closed": "create, append: `true` closes the stream with this request",
+    "Stream-Seq": "append: must be greater, byte by byte, than the last one",
+    "Stream-Key": "append: routing key of its messages",
+    "Stream-Timestamp": "append: RFC 3339 or nanoseconds since 1970; clamped to [last append time, now]",
+    "Producer-Id": "append: with the next two, the exactly-once tuple",
+    "Producer-Epoch": "append",
+    "Producer-Seq": "append",
+}
+"""Of requests: what is looked at, each at most once (`If-None-Match` excepted)."""
+_WANTED: Final = frozenset(name.lower().encode() for name in HEADERS)
+_LIVE: Final = {b"long-poll": "long-poll", b"true": "long-poll", b"sse": "sse"}
 
 _integer: Final = re.compile(rb"0|[1-9][0-9]{0,15}").fullmatch
 _nanoseconds: Final = re.compile(rb"0|[1-9][0-9]{0,18}").fullmatch
 _offset: Final = re.compile(rb"[0-9]{20}").fullmatch
+_foreign_offset: Final = re.compile(rb"[0-9]{16}_[0-9]{16}").fullmatch
+_count: Final = re.compile(rb"0|[1-9][0-9]*").fullmatch
+_url: Final = re.compile(rb"https?://[^/?#]+(/[^?#]*)", re.IGNORECASE).fullmatch
+_duration: Final = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m|h)?").fullmatch
+_UNIT_MS: Final = {None: 1_000, b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
 _printable: Final = re.compile(rb"[\x20-\x7e]+").fullmatch
 _host: Final = re.compile(rb"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?").fullmatch
 _request_id: Final = re.compile(rb"[A-Za-z0-9._\-]{1,128}").fullmatch
@@ -145,28 +186,16 @@ _CONTENT_TYPES_MAX: Final = 256
 def parse(head: Head) -> Request:
     """Everything that can be known before the body. Raises BadRequest and nothing else, whatever the bytes."""
     method, target, headers = head
-    path, question, query = target.partition(b"?")
-    if path.startswith(STREAM_PREFIX):
-        kind = _STREAM_METHODS.get(method)
-        if kind is None:
-            if method == b"OPTIONS":
-                return Request(Kind.PREFLIGHT)
-            raise refuse(405, "method_not_allowed", "this resource does not have that method", _STREAM_ALLOW)
-        try:
-            stream, shown, reserved, internal = stream_route(path)
-        except BadPath as bad:
-            raise refuse(400, bad.code, str(bad)) from None
-        if reserved:
-            if kind is Kind.CREATE:
-                raise refuse(400, "reserved_name", "a stream's name may not end or begin like an operation")
-            if internal:
-                raise refuse(404, "unknown_route", "there is nothing at this path")
-    elif path == LIST_PATH:
-        return _parse_list(method, query, _collect(headers))
-    elif method == b"OPTIONS":
+    if method == b"OPTIONS":
         return Request(Kind.PREFLIGHT)
-    else:
-        raise refuse(404, "unknown_route", "there is nothing at this path")
+    path, _, query = target.partition(b"?")
+    try:
+        route = route_of(path)
+    except BadPath as bad:
+        raise refuse(bad.status, bad.code, str(bad)) from None
+    kind = METHODS[route.place].get(method)
+    if kind is None:
+        raise _no_such_method(route, method)
 
     got = _collect(headers)
     host = _host_of(got)
@@ -174,11 +203,14 @@ def parse(head: Head) -> Request:
     request_id = got.get(b"x-request-id")
     origin_text = origin.decode("latin-1") if origin else ""
     id_text = request_id.decode() if request_id and _request_id(request_id) is not None else ""
+    stream, shown = route.stream, route.path
 
     if kind is Kind.READ:
-        return _parse_read(stream, shown, query if question else b"", got, origin_text, id_text, host)
+        return _parse_read(route, query, got, origin_text, id_text, host)
     if kind is Kind.HEAD or kind is Kind.DELETE:
         return Request(kind, stream, shown, origin=origin_text, request_id=id_text, http_host=host)
+    if kind not in _WITH_BODY:
+        return _parse_rare(kind, route, query, origin_text, id_text, host)
 
     encoding = got.get(b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
@@ -187,8 +219,22 @@ def parse(head: Head) -> Request:
     content_type = ""
     if raw_type:
         content_type = _content_types.get(raw_type) or _check_content_type(raw_type)
+    if kind is Kind.SNAPSHOT_PUBLISH:
+        at = _offset_of(route.argument.encode(), "the offset of a snapshot")
+        return Request(
+            kind,
+            stream,
+            shown,
+            content_type or DEFAULT_CONTENT_TYPE,
+            origin=origin_text,
+            request_id=id_text,
+            http_host=host,
+            snapshot_offset=at,
+        )
     closed = got.get(b"stream-closed", b"").lower() == b"true"
-    if kind is Kind.APPEND:
+    if kind is not Kind.CREATE:
+        if kind is Kind.BATCH and (b"stream-closed" in got or b"stream-seq" in got):
+            raise refuse(400, "unsupported_header", "append-batch takes neither Stream-Closed nor Stream-Seq")
         return Request(
             kind,
             stream,
@@ -203,16 +249,13 @@ def parse(head: Head) -> Request:
             request_id=id_text,
             http_host=host,
         )
-    for name in (b"stream-forked-from", b"stream-fork-offset", b"stream-fork-sub-offset"):
-        if name in got:
-            # Silently making an empty stream of what was meant as a fork would lose the inherited part.
-            raise refuse(501, "forks_not_served", "this server does not make forks yet")
     ttl_s, expires_at_ms, expires_at = _lifetime(got)
+    source, anchor, sub_offset = _fork(got)
     return Request(
         kind,
         stream,
         shown,
-        content_type or DEFAULT_CONTENT_TYPE,
+        content_type or ("" if source else DEFAULT_CONTENT_TYPE),
         ttl_s,
         expires_at_ms,
         expires_at,
@@ -220,6 +263,53 @@ def parse(head: Head) -> Request:
         origin=origin_text,
         request_id=id_text,
         http_host=host,
+        makes_bucket=route.makes_bucket,
+        fork_source=source,
+        fork_anchor=anchor,
+        fork_sub_offset=sub_offset,
+        retention_bytes=_positive(got, b"stream-retention-bytes", "Stream-Retention-Bytes"),
+        retention_age_s=_positive(got, b"stream-retention-age", "Stream-Retention-Age"),
+    )
+
+
+_WITH_BODY: Final = (Kind.APPEND, Kind.CREATE, Kind.BATCH, Kind.SNAPSHOT_PUBLISH)
+
+
+def _no_such_method(route: Route, method: bytes) -> BadRequest:
+    place = route.place
+    if method == b"PUT" and (place is routes.RESERVED or route.makes_bucket):
+        return refuse(400, "reserved_name", "a stream's name may not end or begin like an operation")
+    allowed = METHODS[place]
+    if not allowed:
+        return refuse(404, "unknown_route", "there is nothing at this path")
+    return refuse(405, "method_not_allowed", "this resource does not have that method", allow_header(place))
+
+
+def allow_header(place: str) -> bytes:
+    return b"Allow: " + b", ".join([*METHODS[place], b"OPTIONS"]) + b"\r\n"
+
+
+def _parse_rare(kind: Kind, route: Route, query: bytes, origin: str, request_id: str, host: str) -> Request:
+    """What has no body and is neither a read nor about the stream as a whole."""
+    prefix, after, limit, at = "", "", LIST_LIMIT_DEFAULT, -1
+    if kind is Kind.LIST or kind is Kind.BUCKET_LIST:
+        prefix, after, limit = _page_of(query, LIST_LIMIT_DEFAULT if kind is Kind.LIST else LIST_LIMIT_MAX)
+    elif kind is Kind.SNAPSHOT_READ or kind is Kind.SNAPSHOT_DELETE:
+        at = _offset_of(route.argument.encode(), "the offset of a snapshot")
+    elif kind is Kind.BOOTSTRAP and _query(query, _BOOTSTRAP_PARAMETERS):
+        raise refuse(400, "bad_live", "a bootstrap is not live: go on reading from its Stream-Next-Offset")
+    return Request(
+        kind,
+        route.stream,
+        route.path,
+        origin=origin,
+        prefix=prefix,
+        after=after,
+        limit=limit,
+        request_id=request_id,
+        http_host=host,
+        bucket=route.bucket,
+        snapshot_offset=at,
     )
 
 
@@ -273,6 +363,58 @@ def _integer_of(raw: bytes, shown: str) -> int:
     return value
 
 
+def _positive(got: dict[bytes, bytes], name: bytes, shown: str) -> int | None:
+    raw = got.get(name)
+    if raw is None:
+        return None
+    value = _integer_of(raw, shown)
+    if not value:
+        raise refuse(400, "bad_header", f"{shown} must be positive")
+    return value
+
+
+def _offset_of(raw: bytes, shown: str) -> int:
+    if _offset(raw) is None:
+        raise refuse(400, "bad_offset", f"{shown} must be 20 digits")
+    offset = int(raw)
+    if offset > OFFSET_MAX:
+        raise refuse(400, "bad_offset", f"{shown} is not one that this server gave out")
+    return offset
+
+
+def _fork(got: dict[bytes, bytes]) -> tuple[str, int | None, int]:
+    """(core name of the source or "", anchor, sub-offset)."""
+    source, anchor, sub_offset = got.get(b"stream-forked-from"), got.get(b"stream-fork-offset"), got.get(b"stream-fork-sub-offset")
+    if source is None:
+        if anchor is not None or sub_offset is not None:
+            raise refuse(400, "not_a_fork", "Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From")
+        return "", None, 0
+    url = _url(source)
+    try:
+        route = route_of(url[1] if url is not None else source)
+    except BadPath:
+        route = None
+    if route is None or route.place != routes.STREAM:
+        raise refuse(400, "bad_fork_source", "Stream-Forked-From must be the path of a stream on this server")
+    at: int | None = None
+    if anchor is not None:
+        if _foreign_offset(anchor) is None:
+            at = _offset_of(anchor, "Stream-Fork-Offset")
+        elif anchor.strip(b"0_"):
+            # Clients that know another server's offsets try one that is surely too large, or the first: the only one that both have.
+            raise refuse(400, "offset_beyond_tail", "Stream-Fork-Offset is not one that this server gave out")
+        else:
+            at = 0
+    past = 0
+    if sub_offset is not None:
+        if _count(sub_offset) is None or len(sub_offset) > len(str(OFFSET_MAX)) or int(sub_offset) > OFFSET_MAX:
+            raise refuse(400, "bad_header", "Stream-Fork-Sub-Offset must be a non-negative integer without leading zeros")
+        past = int(sub_offset)
+        if past and anchor is None:
+            raise refuse(400, "sub_offset_alone", "Stream-Fork-Sub-Offset counts from Stream-Fork-Offset, which is missing")
+    return route.stream, at, past
+
+
 def _producer(got: dict[bytes, bytes]) -> Producer | None:
     name, epoch, seq = got.get(b"producer-id"), got.get(b"producer-epoch"), got.get(b"producer-seq")
     if name is None and epoch is None and seq is None:
@@ -303,6 +445,14 @@ def _append_time(got: dict[bytes, bytes]) -> int | None:
     if _nanoseconds(raw) is not None:
         return int(raw) // 1_000_000
     return _time_ms(raw, "Stream-Timestamp")
+
+
+def _since_ms(raw: bytes) -> int:
+    """Rounded up: our times are whole milliseconds, and none before the time that was asked for may match."""
+    if _nanoseconds(raw) is not None:
+        return -(-int(raw) // 1_000_000)
+    fraction = _timestamp(raw.decode("latin-1"))
+    return _time_ms(raw, "since") + (1 if fraction is not None and (fraction[7] or "")[3:].strip("0") else 0)
 
 
 def _time_ms(raw: bytes, shown: str) -> int:
@@ -343,12 +493,32 @@ def _query(raw: bytes, wanted: frozenset[bytes]) -> dict[bytes, bytes]:
     return got
 
 
-_READ_PARAMETERS: Final = frozenset({b"offset", b"live", b"cursor", b"max_bytes"})
-_LIST_PARAMETERS: Final = frozenset({b"prefix", b"after", b"limit"})
+READ_PARAMETERS: Final[dict[str, str]] = {
+    "offset": "`-1` (start, the default), `now` (tail), or 20 digits",
+    "since": "RFC 3339 or nanoseconds since 1970: from the first message that was appended then or later; with `offset` it counts for nothing",
+    "live": "`long-poll` (or `true`), `sse`; needs an `offset` or a `since`",
+    "timeout": "of a long-poll: `5s`, `500ms`, a plain number of seconds; at most 60 s",
+    "timeout_ms": "the same in milliseconds",
+    "cursor": "of a live read: echoes `Stream-Cursor`",
+    "max_bytes": "bounds a response, which still ends at a message boundary",
+    "key": "only messages with this `Stream-Key`; the offset advances over the others",
+    "format": "`json`: refused unless the stream is; `raw`: the messages' own bytes end to end, as `application/octet-stream`, not live",
+}
+LIST_PARAMETERS: Final[dict[str, str]] = {
+    "prefix": "names that begin so",
+    "after": "names behind this one",
+    "limit": f"1 to {LIST_LIMIT_MAX}; `/v1/streams` gives {LIST_LIMIT_DEFAULT} by default, a bucket's listing {LIST_LIMIT_MAX}",
+}
+_READ_PARAMETERS: Final = frozenset(name.encode() for name in READ_PARAMETERS)
+_LIST_PARAMETERS: Final = frozenset(name.encode() for name in LIST_PARAMETERS)
+_BOOTSTRAP_PARAMETERS: Final = frozenset({b"live"})
 
 
-def _parse_read(stream: str, shown: str, query: bytes, got: dict[bytes, bytes], origin: str, request_id: str, host: str) -> Request:
+def _parse_read(route: Route, query: bytes, got: dict[bytes, bytes], origin: str, request_id: str, host: str) -> Request:
     offset, has_offset, live, cursor, max_bytes = START, False, "", "", None
+    key: str | None = route.argument if route.place is routes.KEY else None
+    since_ms = timeout_ms = None
+    form = b""
     if query:
         given = _query(query, _READ_PARAMETERS)
         raw = given.get(b"offset")
@@ -362,12 +532,17 @@ def _parse_read(stream: str, shown: str, query: bytes, got: dict[bytes, bytes], 
                 offset = NOW
             elif raw != b"-1":
                 raise refuse(400, "bad_offset", "offset must be -1, now or 20 digits")
+        raw = given.get(b"since")
+        if raw is not None:
+            since_ms = _since_ms(raw)
+            if has_offset:
+                since_ms = None
         raw = given.get(b"live")
         if raw is not None:
             live = _LIVE.get(raw, "")
             if not live:
-                raise refuse(400, "bad_live", "live must be long-poll or sse")
-            if not has_offset:
+                raise refuse(400, "bad_live", "live must be long-poll, true or sse")
+            if not has_offset and since_ms is None:
                 raise refuse(400, "offset_required", "a live read needs an offset")
         raw = given.get(b"cursor")
         if raw is not None and _integer(raw) is not None:
@@ -377,11 +552,19 @@ def _parse_read(stream: str, shown: str, query: bytes, got: dict[bytes, bytes], 
             max_bytes = _integer_of(raw, "max_bytes")
             if not max_bytes:
                 raise refuse(400, "bad_parameter", "max_bytes must be positive")
+        if b"key" in given and key is None:
+            key = _key_of(given[b"key"])
+        form = given.get(b"format", b"")
+        if b"format" in given and form != b"json" and form != b"raw":
+            raise refuse(400, "bad_format", "format must be json or raw")
+        if form == b"raw" and live:
+            raise refuse(400, "bad_format", "a live read has the stream's own format")
+        timeout_ms = _timeout_ms(given)
     match = got.get(b"if-none-match")
     return Request(
         Kind.READ,
-        stream,
-        shown,
+        route.stream,
+        route.path,
         offset=offset,
         has_offset=has_offset,
         live=live,
@@ -391,25 +574,46 @@ def _parse_read(stream: str, shown: str, query: bytes, got: dict[bytes, bytes], 
         origin=origin,
         request_id=request_id,
         http_host=host,
+        read_key=key,
+        since_ms=since_ms,
+        raw=form == b"raw",
+        json_only=form == b"json",
+        timeout_ms=timeout_ms,
     )
 
 
-def _parse_list(method: bytes, query: bytes, got: dict[bytes, bytes]) -> Request:
-    if method == b"OPTIONS":
-        return Request(Kind.PREFLIGHT)
-    if method != b"GET":
-        raise refuse(405, "method_not_allowed", "this resource does not have that method", _LIST_ALLOW)
+def _key_of(raw: bytes) -> str:
+    try:
+        key = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise refuse(400, "bad_parameter", "key must be UTF-8") from None
+    if not key or len(raw) > KEY_BYTES_MAX:
+        raise refuse(400, "bad_parameter", f"key must have 1 to {KEY_BYTES_MAX} bytes")
+    return key
+
+
+def _timeout_ms(given: dict[bytes, bytes]) -> int | None:
+    raw, raw_ms = given.get(b"timeout"), given.get(b"timeout_ms")
+    if raw is not None and raw_ms is not None:
+        raise refuse(400, "bad_parameter", "timeout and timeout_ms exclude each other")
+    if raw_ms is not None:
+        return min(TIMEOUT_MAX_MS, _integer_of(raw_ms, "timeout_ms"))
+    if raw is None:
+        return None
+    found = _duration(raw)
+    if found is None:
+        raise refuse(400, "bad_parameter", "timeout must be a duration such as 5s or 500ms, or a number of seconds")
+    return min(TIMEOUT_MAX_MS, int(float(found[1]) * _UNIT_MS[found[2]]))
+
+
+def _page_of(query: bytes, limit: int) -> tuple[str, str, int]:
     given = _query(query, _LIST_PARAMETERS)
-    limit = LIST_LIMIT_DEFAULT
     raw = given.get(b"limit")
     if raw is not None:
         limit = _integer_of(raw, "limit")
         if not 1 <= limit <= LIST_LIMIT_MAX:
             raise refuse(400, "bad_parameter", f"limit must be 1 to {LIST_LIMIT_MAX}")
     try:
-        prefix, after = given.get(b"prefix", b"").decode("utf-8"), given.get(b"after", b"").decode("utf-8")
+        return given.get(b"prefix", b"").decode("utf-8"), given.get(b"after", b"").decode("utf-8"), limit
     except UnicodeDecodeError:
         raise refuse(400, "bad_parameter", "prefix and after must be UTF-8") from None
-    request_id = got.get(b"x-request-id")
-    id_text = request_id.decode() if request_id and _request_id(request_id) is not None else ""
-    return Request(Kind.LIST, prefix=prefix, after=after, limit=limit, request_id=id_text, http_host=_host_of(got))

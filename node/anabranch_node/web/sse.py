@@ -8,11 +8,10 @@ from binascii import b2a_base64
 from hashlib import blake2b
 from typing import Final
 
-from anabranch_node.core.stream.content_type import media_type
+from anabranch_node.core.stream.content_type import is_json, media_type
 from anabranch_node.core.stream.results import ReadSlice
 from anabranch_node.web.reply import COMMON
 from anabranch_node.web.request import Request
-from anabranch_node.web.write import is_json
 
 CURSOR_EPOCH_MS: Final = 1_728_432_000_000
 """2024-10-09T00:00:00Z, the protocol's."""

@@ -10,13 +10,12 @@ from typing import Final
 import msgspec
 
 from anabranch_node.core.stream.commands import Append, Command, Create, Delete
-from anabranch_node.core.stream.content_type import media_type
+from anabranch_node.core.stream.content_type import is_json
 from anabranch_node.core.stream.results import Appended, Created, Deleted
 from anabranch_node.web import errors
 from anabranch_node.web.reply import STREAM_CLOSED, Reply, render
 from anabranch_node.web.request import Kind, Request, refuse
 
-_JSON: Final = "application/json"
 _whole: Final = msgspec.json.Decoder()
 _items: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _SPACE: Final = b" \t\r\n"
@@ -26,10 +25,6 @@ MESSAGES_MAX: Final = 65_536
 _APPENDED: Final = b"Stream-Next-Offset: %020d\r\n"
 _PLAIN: Final = render(Reply(204, b"@"), keep_alive=True).replace(b"%", b"%%").replace(b"@", _APPENDED)
 _PRODUCED: Final = b"Stream-Next-Offset: %020d\r\nProducer-Epoch: %d\r\nProducer-Seq: %d\r\n"
-
-
-def is_json(content_type: str) -> bool:
-    return content_type == _JSON or media_type(content_type) == _JSON
 
 
 _is_json: Final = lru_cache(256)(is_json)
@@ -56,9 +51,15 @@ def split_json(body: bytes) -> list[bytes]:
         raise refuse(400, "bad_json", "the body is not valid JSON") from None
 
 
-def _pack(messages: list[bytes]) -> tuple[bytes, bytes]:
+def pack_json(messages: list[bytes]) -> tuple[bytes, bytes]:
+    """(body, lengths) of a command: each message is its own bytes and a comma."""
     lengths = b"" if len(messages) < 2 else pack(f"<{len(messages)}I", *[len(message) + 1 for message in messages])
     return (b",".join(messages) + b"," if messages else b""), lengths
+
+
+def initial_body(content_type: str, body: bytes) -> tuple[bytes, bytes]:
+    """(body, lengths) of a create. Raises BadRequest."""
+    return pack_json(split_json(body)) if body and is_json(content_type) else (body, b"")
 
 
 def command(request: Request, body: bytes) -> Command:
@@ -77,13 +78,12 @@ def command(request: Request, body: bytes) -> Command:
             messages = split_json(body)
             if not messages:
                 raise refuse(400, "empty_array", "an empty array appends nothing")
-            body, lengths = _pack(messages)
+            body, lengths = pack_json(messages)
         return Append(
             request.stream, body, 0, request.producer, content_type, lengths, request.closed, request.seq, request.key, request.timestamp_ms
         )
     if kind is Kind.CREATE:
-        if body and is_json(request.content_type):
-            body, lengths = _pack(split_json(body))
+        body, lengths = initial_body(request.content_type, body)
         return Create(
             request.stream,
             request.content_type,
@@ -94,6 +94,8 @@ def command(request: Request, body: bytes) -> Command:
             request.closed,
             body,
             lengths,
+            request.retention_bytes,
+            request.retention_age_s,
         )
     assert kind is Kind.DELETE, kind
     return Delete(request.stream, 0)
@@ -117,8 +119,9 @@ def answer(request: Request, result: object) -> Reply:
         # 200 says "new data": a close without a body wrote none.
         return Reply(204 if result.duplicate or result.start_offset == result.next_offset else 200, headers)
     if type(result) is Created:
-        assert request.content_type.isascii() and request.content_type.isprintable(), request.content_type
-        headers = b"Content-Type: %b\r\nStream-Next-Offset: %020d\r\n" % (request.content_type.encode(), result.offset)
+        content_type = result.content_type or request.content_type
+        assert content_type.isascii() and content_type.isprintable(), content_type
+        headers = b"Content-Type: %b\r\nStream-Next-Offset: %020d\r\n" % (content_type.encode(), result.offset)
         if result.closed:
             headers += STREAM_CLOSED
         if result.existed:

@@ -7,6 +7,7 @@ meets all or nothing. Not here: parsing of JSON (web/write.py), the window of a 
 from anabranch_node.core.stream import producers
 from anabranch_node.core.stream.commands import Append
 from anabranch_node.core.stream.content_type import same_media_type
+from anabranch_node.core.stream.lifecycle import why_absent
 from anabranch_node.core.stream.results import (
     Appended,
     AppendResult,
@@ -27,8 +28,10 @@ def append(table: StreamTable, command: Append, now_ms: int) -> AppendResult:
         return StreamNotFound(name)
     rare = stream.rare
     if rare is not None:
-        if rare.is_due(now_ms):
-            return StreamNotFound(name)
+        if rare.gone or rare.is_due(now_ms):
+            absent = why_absent(name, stream, now_ms)
+            assert absent is not None
+            return absent
         if rare.closed:
             return _append_to_closed(table, stream, command, now_ms)
     body, claim, seq, close = command.body, command.producer, command.seq, command.close
@@ -66,6 +69,8 @@ def append(table: StreamTable, command: Append, now_ms: int) -> AppendResult:
             rare.seq = seq
         if close:
             rare.closed, rare.closer = True, claim
+        if rare.retention_bytes is not None:
+            table.retention.appended(name, stream)
     if claim is None:
         return Appended(start, stream.tail, False, close)
     if stream.producers is None:

@@ -117,7 +117,7 @@ class Trim(Struct, frozen=True, array_like=True, tag=7, gc=False, forbid_unknown
 # --- work across groups: forks (core/cross/pins.py, outbox.py) ----------------------------------------------------------------------
 
 
-class Range(Struct, frozen=True, array_like=True, gc=False):
+class Range(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """[start, end) of a fork's offsets is the same range of that incarnation of another stream."""
 
     stream: str

@@ -9,3 +9,7 @@ def same_media_type(left: str, right: str) -> bool:
 
 def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
+
+
+def is_json(content_type: str) -> bool:
+    return content_type == "application/json" or media_type(content_type) == "application/json"

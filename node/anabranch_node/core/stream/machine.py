@@ -7,20 +7,53 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from anabranch_node.core.cross import pins
+from anabranch_node.core.cross.outbox import Owed
 from anabranch_node.core.raft import entry
 from anabranch_node.core.stream import lifecycle, read_plan, snapshot
 from anabranch_node.core.stream.append import append
-from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, Expire, Touch, decode_commands
-from anabranch_node.core.stream.queries import Head, ListStreams, Query, ReadAt
+from anabranch_node.core.stream.commands import (
+    AckOutbox,
+    Append,
+    Command,
+    Create,
+    CreateFork,
+    Delete,
+    Expire,
+    Pin,
+    PublishSnapshot,
+    ResolveFork,
+    SettlePin,
+    Touch,
+    Trim,
+    Unpin,
+    decode_commands,
+)
+from anabranch_node.core.stream.queries import (
+    BucketCount,
+    ForkLook,
+    Head,
+    ListStreams,
+    PointAt,
+    Query,
+    ReadAt,
+    ReadInherited,
+    ReadMessages,
+    ReadSnapshot,
+)
 from anabranch_node.core.stream.results import (
     Appended,
+    BucketFenced,
     Created,
     Deleted,
+    NoSnapshot,
     QueryResult,
     Result,
+    SnapshotBlob,
     StreamInfo,
     StreamNotFound,
     StreamPage,
+    StreamRow,
 )
 from anabranch_node.core.stream.snapshot import FrozenView
 from anabranch_node.core.stream.stream import Stream
@@ -96,24 +129,41 @@ class StreamMachine:
         """`now_ms` is the clock of the node that serves: it says whether a Touch is worth proposing. What is visible, the group's clock says."""
         if isinstance(query, ListStreams):
             return self._list(query)
+        if isinstance(query, BucketCount):
+            return self._count(query)
         stream = self._table.streams.get(query.stream)
-        if stream is None or not self._is_visible(stream):
-            return StreamNotFound(query.stream)
+        if isinstance(query, ReadInherited):
+            return read_plan.read_inherited(stream, query)
+        if isinstance(query, PointAt):
+            return read_plan.point_at(stream, query)
+        if isinstance(query, ForkLook):
+            return lifecycle.look_for_fork(stream, query, self.now_ms)
+        absent = lifecycle.why_absent(query.stream, stream, self.now_ms)
+        if stream is None or absent is not None:
+            return absent or StreamNotFound(query.stream)
         if isinstance(query, ReadAt):
-            return read_plan.read(stream, query.offset, query.max_bytes, now_ms)
+            return read_plan.read(stream, query, now_ms)
+        if isinstance(query, ReadMessages):
+            if query.incarnation not in (0, stream.incarnation):
+                return StreamNotFound(query.stream)
+            return read_plan.read(stream, query, now_ms)
+        if isinstance(query, ReadSnapshot):
+            return _published(stream, query)
         assert isinstance(query, Head), query
         rare = stream.rare
         if rare is None:
-            return StreamInfo(stream.incarnation, stream.content_type, stream.tail, 0, False, None, "", False)
-        touch_due = rare.is_touch_due(now_ms)
-        return StreamInfo(stream.incarnation, stream.content_type, stream.tail, 0, rare.closed, rare.ttl_s, rare.expires_at, touch_due)
+            return StreamInfo(stream.incarnation, stream.content_type, stream.tail, stream.earliest, False, None, "", False)
+        published = -1 if rare.published is None else rare.published.offset
+        settings = (rare.closed, rare.ttl_s, rare.expires_at, rare.is_touch_due(now_ms), published, rare.retention_bytes, rare.retention_age_s)
+        return StreamInfo(stream.incarnation, stream.content_type, stream.tail, stream.earliest, *settings)
 
     def _is_visible(self, stream: Stream) -> bool:
-        return stream.rare is None or not stream.rare.is_due(self.now_ms)
+        return lifecycle.why_absent(stream.name, stream, self.now_ms) is None
 
     def _list(self, query: ListStreams) -> StreamPage:
         streams, names = self._table.streams, self._table.names()
         page: list[str] = []
+        more = False
         for at in range(max(bisect_left(names, query.prefix), bisect_right(names, query.after)), len(names)):
             name = names[at]
             if not name.startswith(query.prefix):
@@ -121,13 +171,39 @@ class StreamMachine:
             if not self._is_visible(streams[name]):
                 continue
             if len(page) >= query.limit:
-                return StreamPage(page, True)
+                more = True
+                break
             page.append(name)
-        return StreamPage(page, False)
+        if not query.details:
+            return StreamPage(page, more)
+        first = bisect_left(names, query.prefix)
+        alike = names[first : bisect_left(names, query.prefix + chr(0x10FFFF), first)]
+        count = sum(self._is_visible(streams[name]) for name in alike)
+        return StreamPage(page, more, [_row(streams[name]) for name in page], count)
+
+    def _count(self, query: BucketCount) -> BucketFenced:
+        prefix = query.bucket + "/"
+        return BucketFenced(sum(name.startswith(prefix) for name in self._table.streams))
 
     def due(self, now_ms: int) -> list[Command]:
-        """Expire commands, still to be stamped, for streams that are due by the leader's clock. Bounded, and each not again for a second."""
-        return [*self._table.expiry.due(self._table.streams, now_ms)]
+        """Expire and Trim commands, still to be stamped, for streams that are due by the leader's clock. Bounded, and each not again for a second."""
+        table = self._table
+        return [*table.expiry.due(table.streams, now_ms), *table.retention.due(table.streams, now_ms)]
+
+    @property
+    def outbox(self) -> dict[int, Owed]:
+        """What this group owes others, by number."""
+        return self._table.outbox.entries
+
+    def pending_pins(self) -> list[tuple[str, int, str, str]]:
+        """(stream, incarnation, uuid, fork) of pins of whose forks nothing is known yet."""
+        found = []
+        for uuid, name in self._table.pending_pins.items():
+            stream = self._table.streams[name]
+            assert stream.rare is not None
+            assert stream.rare.pins is not None
+            found.append((name, stream.incarnation, uuid, stream.rare.pins[uuid].fork))
+        return found
 
     @property
     def hot_bytes(self) -> int:
@@ -151,14 +227,36 @@ class StreamMachine:
 
     def digest(self) -> bytes:
         """16 bytes, equal on every replica that applied the same entries."""
-        return snapshot.digest(self.applied_index, self.now_ms, self._table.streams)
+        return snapshot.digest(self.applied_index, self.now_ms, self._table)
 
 
 _APPLY: Final[dict[type[Any], Callable[[StreamTable, Any, int], Result]]] = {
     Delete: lifecycle.delete,
     Touch: lifecycle.touch,
     Expire: lifecycle.expire,
+    PublishSnapshot: lifecycle.publish,
+    Trim: lifecycle.trim,
+    Pin: pins.pin,
+    Unpin: pins.unpin,
+    ResolveFork: pins.resolve,
+    SettlePin: pins.settle,
+    AckOutbox: pins.acknowledge,
 }
+
+
+def _published(stream: Stream, query: ReadSnapshot) -> SnapshotBlob | NoSnapshot:
+    published = None if stream.rare is None else stream.rare.published
+    if published is None or query.offset not in (-1, published.offset):
+        return NoSnapshot()
+    assert stream.rare is not None
+    data = published.data if query.blob else b""
+    return SnapshotBlob(published.offset, published.content_type, data, stream.tail, stream.rare.closed, stream.incarnation)
+
+
+def _row(stream: Stream) -> StreamRow:
+    rare = stream.rare
+    closed, expires_at = (False, "") if rare is None else (rare.closed, rare.expires_at)
+    return StreamRow(stream.content_type, stream.tail, closed, stream.created_ms, stream.last_append_ms or stream.created_ms, expires_at)
 
 
 def _is_change(result: Result) -> bool:

@@ -92,4 +92,20 @@ class BucketCount(Struct, frozen=True, array_like=True, tag=8, gc=False):
     bucket: str
 
 
-Query = ReadAt | Head | ListStreams | ReadMessages | ReadInherited | PointAt | ReadSnapshot | BucketCount
+class ForkLook(Struct, frozen=True, array_like=True, tag=9, gc=False):
+    """Before a fork is made: is it there already? Answered by Created (existed), StreamExists, NameHeld, or StreamNotFound: make it. What is not
+    given (None, no content type) is inherited, so it is not compared."""
+
+    stream: str
+    source: str
+    anchor: int | None
+    sub_offset: int
+    content_type: str
+    ttl_s: int | None
+    expires_at_ms: int | None
+    closed: bool
+    retention_bytes: int | None
+    retention_age_s: int | None
+
+
+Query = ReadAt | Head | ListStreams | ReadMessages | ReadInherited | PointAt | ReadSnapshot | BucketCount | ForkLook

@@ -17,6 +17,8 @@ class Created(Struct, frozen=True, array_like=True, tag=1, gc=False):
     existed: bool
     closed: bool = False
     incarnation: int = 0
+    content_type: str = ""
+    """Of a fork, which may have inherited it."""
 
 
 class Appended(Struct, frozen=True, array_like=True, tag=2, gc=False):
@@ -402,4 +404,5 @@ PinResult = (
 CrossResult = PinResult | Unpinned | ForkResolved | BucketOpened | BucketFenced | StaleOpen
 Result = CreateResult | AppendResult | Deleted | Touched | NotDue | PublishResult | TrimDone | CrossResult
 ReadResult = ReadSlice | StreamNotFound | OffsetBeyondTail | OffsetInsideMessage | StreamGone | Trimmed | Inherited
-QueryResult = ReadResult | StreamInfo | StreamPage | MessageSlice | Point | SnapshotBlob | NoSnapshot | BucketFenced
+LookResult = Created | StreamExists | NameHeld
+QueryResult = ReadResult | StreamInfo | StreamPage | MessageSlice | Point | SubOffsetBeyond | SnapshotBlob | NoSnapshot | BucketFenced | LookResult

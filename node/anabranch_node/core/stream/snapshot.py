@@ -14,11 +14,12 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from anabranch_node.core.cross.outbox import Outbox, Owed
 from anabranch_node.core.stream.commands import Producer
-from anabranch_node.core.stream.lifetime import RareFields
+from anabranch_node.core.stream.lifetime import Fork, PinState, Published, RareFields
 from anabranch_node.core.stream.producers import ProducerState
 from anabranch_node.core.stream.stream import Chunk, KeyRuns, OpenChunk, Stream
-from anabranch_node.core.stream.table import StreamTable
+from anabranch_node.core.stream.table import FrozenTable, StreamTable
 from anabranch_proto.formats import Damaged, NewerFormat
 
 # Columns are stored as they lie in memory: little-endian, of 4 and 8 bytes, on every machine we support.
@@ -53,6 +54,9 @@ class StreamHead(Struct, frozen=True, array_like=True, tag=2, gc=False, forbid_u
     content_type: str
     tail: int
     producer_count: int
+    created_ms: int = 0
+    start: int = 0
+    earliest: int = 0
 
 
 class ProducerRows(Struct, frozen=True, array_like=True, tag=3, gc=False, forbid_unknown_fields=True):
@@ -92,6 +96,11 @@ class StreamRare(Struct, frozen=True, array_like=True, tag=7, gc=False, forbid_u
     closed: bool
     closer: Producer | None
     seq: str | None
+    retention_bytes: int | None = None
+    retention_age_s: int | None = None
+    gone: bool = False
+    fork: Fork | None = None
+    last_append_ms: int = 0
 
 
 class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_unknown_fields=True):
@@ -101,24 +110,62 @@ class ChunkKeys(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_un
     firsts: bytes
 
 
-Record = MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys
+class PinRows(Struct, frozen=True, array_like=True, tag=9, gc=False, forbid_unknown_fields=True):
+    """Behind StreamRare of a stream that forks stand on."""
+
+    rows: list[tuple[str, PinState]]
+
+
+class PublishedHead(Struct, frozen=True, array_like=True, tag=10, gc=False, forbid_unknown_fields=True):
+    """Behind StreamRare; the bytes of the client's snapshot follow in ChunkBytes."""
+
+    offset: int
+    content_type: str
+    size: int
+
+
+class Owing(Struct, frozen=True, array_like=True, tag=11, gc=False, forbid_unknown_fields=True):
+    """Behind the head of the machine: what it owes other groups."""
+
+    last: int
+    entries: list[tuple[int, Owed]]
+
+
+class RefusedForks(Struct, frozen=True, array_like=True, tag=12, gc=False, forbid_unknown_fields=True):
+    """Behind the head of the machine, as often as it takes."""
+
+    uuids: list[str]
+
+
+Record = (
+    MachineHead
+    | StreamHead
+    | ProducerRows
+    | ChunkHead
+    | ChunkBytes
+    | MachineEnd
+    | StreamRare
+    | ChunkKeys
+    | PinRows
+    | PublishedHead
+    | Owing
+    | RefusedForks
+)
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_slice: Final = msgspec.msgpack.Decoder(Slice).decode
-_decode_records: Final = msgspec.msgpack.Decoder(
-    list[MachineHead | StreamHead | ProducerRows | ChunkHead | ChunkBytes | MachineEnd | StreamRare | ChunkKeys]
-).decode
+_decode_records: Final = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class FrozenView:
     """The state at one applied index, whatever is applied afterwards (table.py). Dropping the view frees what only it still holds."""
 
-    __slots__ = ("_streams", "applied_index", "now_ms")
+    __slots__ = ("_table", "applied_index", "now_ms")
 
-    def __init__(self, applied_index: int, now_ms: int, streams: dict[str, Stream]) -> None:
+    def __init__(self, applied_index: int, now_ms: int, table: FrozenTable) -> None:
         self.applied_index = applied_index
         self.now_ms = now_ms
-        self._streams = streams
+        self._table = table
 
     def slices(self, bytes_max: int) -> Iterator[bytes]:
         """The state in pieces of at most about `bytes_max`, each made when asked for.
@@ -140,23 +187,46 @@ class FrozenView:
         yield _encode((SLICE_VERSION, number, pending))
 
     def _records(self, piece_bytes_max: int) -> Iterator[Record]:
-        yield MachineHead(self.applied_index, self.now_ms, len(self._streams))
-        for name, stream in self._streams.items():
+        table = self._table
+        yield MachineHead(self.applied_index, self.now_ms, len(table.streams))
+        yield from _cross_records(table.outbox, table.refused)
+        for name, stream in table.streams.items():
             producers = stream.producers or {}
-            yield StreamHead(name, stream.incarnation, stream.content_type, stream.tail, len(producers))
+            place = (stream.created_ms, stream.start, stream.earliest)
+            yield StreamHead(name, stream.incarnation, stream.content_type, stream.tail, len(producers), *place)
             if stream.rare is not None:
-                yield _rare_record(stream.rare)
+                yield from _rare_records(stream.rare, piece_bytes_max)
             if producers:
-                rows = list(producers.items())
-                for first in range(0, len(rows), _ROWS_PER_RECORD):
-                    yield ProducerRows(rows[first : first + _ROWS_PER_RECORD])
-            if stream.tail:
+                yield from (ProducerRows(rows) for rows in _batches(list(producers.items())))
+            if stream.tail > stream.start:
                 yield from _chunk_records(stream, piece_bytes_max)
-        yield MachineEnd(len(self._streams))
+        yield MachineEnd(len(table.streams))
+
+
+def _batches(rows: list[_Value]) -> Iterator[list[_Value]]:
+    return (rows[first : first + _ROWS_PER_RECORD] for first in range(0, len(rows), _ROWS_PER_RECORD))
+
+
+def _cross_records(outbox: Outbox, refused: Iterable[str]) -> Iterator[Record]:
+    if outbox.last:
+        entries = list(_batches(list(outbox.entries.items()))) or [[]]
+        yield from (Owing(outbox.last, rows) for rows in entries)
+    yield from (RefusedForks(uuids) for uuids in _batches(sorted(refused)))
+
+
+def _rare_records(rare: RareFields, piece_bytes_max: int) -> Iterator[Record]:
+    yield _rare_record(rare)
+    if rare.pins is not None:
+        yield from (PinRows(rows) for rows in _batches(list(rare.pins.items())))
+    if rare.published is not None:
+        data = rare.published.data
+        yield PublishedHead(rare.published.offset, rare.published.content_type, len(data))
+        yield from (ChunkBytes(data[first : first + piece_bytes_max]) for first in range(0, len(data), piece_bytes_max))
 
 
 def _rare_record(rare: RareFields) -> StreamRare:
-    return StreamRare(rare.ttl_s, rare.expires_at_ms, rare.expires_at, rare.touched_at_ms, rare.closed, rare.closer, rare.seq)
+    use = (rare.ttl_s, rare.expires_at_ms, rare.expires_at, rare.touched_at_ms, rare.closed, rare.closer, rare.seq)
+    return StreamRare(*use, rare.retention_bytes, rare.retention_age_s, rare.gone, rare.fork, rare.last_append_ms)
 
 
 def _chunk_records(stream: Stream, piece_bytes_max: int) -> Iterator[Record]:
@@ -187,11 +257,21 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
             _finish(table, stream, stream_head)
             if record.name in table.streams:
                 raise _damaged(f"holds stream {record.name} twice")
-            stream, stream_head = Stream(record.incarnation, sys.intern(record.content_type), table.generation), record
+            place = (record.created_ms, record.start, record.start, record.earliest)  # its chunks bring the tail to where it was
+            stream = Stream(record.name, record.incarnation, sys.intern(record.content_type), table.generation, *place)
+            stream_head = record
         elif isinstance(record, StreamRare) and stream is not None and stream.rare is None:
-            stream.rare = RareFields(
-                record.ttl_s, record.expires_at_ms, record.expires_at, record.touched_at_ms, record.closed, record.closer, record.seq
-            )
+            stream.rare = _restore_rare(record)
+        elif isinstance(record, PinRows) and stream is not None and stream.rare is not None:
+            stream.rare.pins = {**(stream.rare.pins or {}), **dict(record.rows)}
+        elif isinstance(record, PublishedHead) and stream is not None and stream.rare is not None:
+            data = _payload(records, record.size, f"the snapshot published at {record.offset}")
+            stream.rare.published = Published(record.offset, record.content_type, data)
+        elif isinstance(record, Owing) and stream is None:
+            table.outbox.last = record.last
+            table.outbox.entries.update(record.entries)
+        elif isinstance(record, RefusedForks) and stream is None:
+            table.refused.update(record.uuids)
         elif isinstance(record, ProducerRows) and stream is not None:
             stream.producers = stream.producers or {}
             stream.producers.update(record.rows)
@@ -239,21 +319,34 @@ def _restore_keys(record: ChunkKeys) -> KeyRuns:
     return KeyRuns(record.keys, firsts)
 
 
-def _restore_chunk(stream: Stream, head: ChunkHead, key_runs: KeyRuns | None, records: Iterator[Record]) -> None:
+def _restore_rare(record: StreamRare) -> RareFields:
+    rare = RareFields(record.ttl_s, record.expires_at_ms, record.expires_at, record.touched_at_ms, record.closed, record.closer, record.seq)
+    rare.retention_bytes, rare.retention_age_s = record.retention_bytes, record.retention_age_s
+    rare.gone, rare.fork, rare.last_append_ms = record.gone, record.fork, record.last_append_ms
+    return rare
+
+
+def _payload(records: Iterator[Record], size: int, what: str) -> bytes:
     parts: list[bytes] = []
-    missing = head.size
+    missing = size
     while missing > 0:
         record = next(records, None)
         if not isinstance(record, ChunkBytes):
-            raise _damaged(f"has {_name(record)} where payload at offset {head.start} is missing {missing} bytes")
+            raise _damaged(f"has {_name(record)} where {what} is missing {missing} bytes")
         parts.append(record.data)
         missing -= len(record.data)
-    data = b"".join(parts)
+    if missing:
+        raise _damaged(f"has {-missing} bytes more of {what} than its head says")
+    return b"".join(parts)
+
+
+def _restore_chunk(stream: Stream, head: ChunkHead, key_runs: KeyRuns | None, records: Iterator[Record]) -> None:
+    data = _payload(records, head.size, f"payload at offset {head.start}")
     try:
         ends, times, time_firsts = array("I", head.ends), array("Q", head.times), array("I", head.time_firsts)
     except ValueError as error:
         raise _damaged(f"has columns of a broken length at offset {head.start}: {error}") from error
-    fits = head.start == stream.tail and stream.open is None and missing == 0
+    fits = head.start == stream.tail and stream.open is None
     if not fits or not ends or ends[-1] != head.size or not times or len(times) != len(time_firsts):
         raise _damaged(f"has a chunk at offset {head.start}, size {head.size}, that does not continue its stream at {stream.tail}")
     if key_runs is not None and key_runs.firsts[-1] >= len(ends):
@@ -285,15 +378,21 @@ def _name(record: object) -> str:
     return "nothing" if record is None else type(record).__name__
 
 
-def digest(applied_index: int, now_ms: int, streams: dict[str, Stream]) -> bytes:
+def digest(applied_index: int, now_ms: int, table: StreamTable) -> bytes:
     """A hash of what the state means: equal for equal states however their chunks are cut, whoever was restored and when."""
+    streams = table.streams
     total = blake2b(_encode((applied_index, now_ms, len(streams))), digest_size=16)
+    for record in _cross_records(table.outbox, table.refused):
+        total.update(_encode(record))
     for name in sorted(streams):
         stream = streams[name]
         producers = None if stream.producers is None else list(stream.producers.items())
-        rare = None if stream.rare is None else _rare_record(stream.rare)
-        total.update(_encode((name, stream.incarnation, stream.content_type, stream.tail, producers, rare)))
-        if not stream.tail:
+        place = (stream.created_ms, stream.tail, stream.start, stream.earliest)
+        total.update(_encode((name, stream.incarnation, stream.content_type, place, producers)))
+        if stream.rare is not None:
+            for record in _rare_records(stream.rare, 1 << 30):
+                total.update(_encode(record))
+        if stream.tail == stream.start:
             continue
         ends: array[int] = array("Q")
         times: list[tuple[int, int]] = []  # (time, number of its first message), merged across chunks

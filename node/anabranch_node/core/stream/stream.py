@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from typing import Any
 
 from msgspec import Struct
 
@@ -87,12 +88,18 @@ class OpenChunk(Struct, gc=False):
 
 
 class Stream(Struct, gc=False):
+    name: str
     incarnation: int
     """Log index of the create << 16, and the place of the create in its entry: tells a stream from a later one of the same name."""
     content_type: str
     generation: int
     """The freeze count of the table when this object was made: an older one may be shared with a frozen view (table.py)."""
+    created_ms: int = 0
     tail: int = 0
+    start: int = 0
+    """What we hold ourselves begins here: at 0, at the fork point, or behind what was trimmed and no fork needs."""
+    earliest: int = 0
+    """What lies before is not shown. Before `start` only in a fork, whose inherited part is shown."""
     producers: Producers | None = None
     sealed: list[Chunk] | None = None
     sealed_starts: array[int] | None = None
@@ -101,13 +108,21 @@ class Stream(Struct, gc=False):
 
     @property
     def held_bytes(self) -> int:
-        return self.tail
+        published = None if self.rare is None else self.rare.published
+        return self.tail - self.start + (0 if published is None else len(published.data))
+
+    @property
+    def base(self) -> int:
+        """Where our own part of the offsets begins: the fork point, 0 otherwise."""
+        return 0 if self.rare is None or self.rare.fork is None else self.rare.fork.offset
 
     @property
     def last_append_ms(self) -> int:
         if self.open is not None:
             return self.open.times[-1]
-        return self.sealed[-1].times[-1] if self.sealed else 0
+        if self.sealed:
+            return self.sealed[-1].times[-1]
+        return 0 if self.rare is None else self.rare.last_append_ms
 
     def rare_fields(self) -> RareFields:
         """To be changed; the caller owns the stream (table.py)."""
@@ -140,6 +155,36 @@ class Stream(Struct, gc=False):
         self.sealed.append(chunk)
         self.sealed_starts.append(chunk.start)
 
+    def boundary_before(self, offset: int) -> int:
+        """The last boundary of our own at or before `offset`."""
+        for chunk in reversed(self.chunks()):
+            if offset >= chunk.start:
+                number = messages_within(chunk.ends, offset - chunk.start)
+                return chunk.start + (chunk.ends[number - 1] if number else 0)
+        return self.start
+
+    def drop_before(self, offset: int) -> None:
+        """Forget own bytes before a message boundary. The chunk that it cuts is copied, 64 KiB at most but for one large message."""
+        assert self.start <= offset <= self.tail, (self.start, offset, self.tail)
+        self.start = offset
+        if self.open is not None and offset >= self.open.start:
+            self.sealed = self.sealed_starts = None
+            if offset == self.tail:
+                self.open = None
+            elif offset > self.open.start:
+                self.open = _open_again(_behind(self.open.seal(), offset))
+            return
+        if self.sealed is None or self.sealed_starts is None:
+            return
+        first = bisect_right(self.sealed_starts, offset) - 1
+        kept = self.sealed[max(first, 0) :]
+        if kept and offset >= kept[0].start + len(kept[0].data):
+            kept = kept[1:]
+        if kept and offset > kept[0].start:
+            kept[0] = _behind(kept[0], offset)
+        self.sealed = kept or None
+        self.sealed_starts = array("Q", [chunk.start for chunk in kept]) if kept else None
+
     def chunks(self) -> list[Chunk | OpenChunk]:
         """All data in order."""
         chunks: list[Chunk | OpenChunk] = [] if self.sealed is None else [*self.sealed]
@@ -150,16 +195,43 @@ class Stream(Struct, gc=False):
     def copy(self, generation: int) -> Stream:
         """An independent stream that shares what never changes: sealed chunks, bodies, producer states."""
         return Stream(
+            self.name,
             self.incarnation,
             self.content_type,
             generation,
+            self.created_ms,
             self.tail,
+            self.start,
+            self.earliest,
             None if self.producers is None else self.producers.copy(),
             None if self.sealed is None else self.sealed.copy(),
             None if self.sealed_starts is None else self.sealed_starts[:],
             None if self.open is None else self.open.copy(),
             None if self.rare is None else self.rare.copy(),
         )
+
+
+def _behind(chunk: Chunk, offset: int) -> Chunk:
+    """The messages of a chunk from a boundary inside it on."""
+    first = boundary_at(chunk.ends, offset - chunk.start)
+    assert first is not None, (chunk.start, offset)
+    cut = offset - chunk.start
+    times, time_firsts = _runs_from(chunk.times, chunk.time_firsts, first)
+    key_runs = None
+    if chunk.key_runs is not None:
+        keys, firsts = _runs_from(chunk.key_runs.keys, chunk.key_runs.firsts, first)
+        key_runs = KeyRuns(keys, firsts)
+    return Chunk(offset, chunk.data[cut:], array("I", [end - cut for end in chunk.ends[first:]]), times, time_firsts, key_runs)
+
+
+def _runs_from(values: Any, firsts: array[int], first: int) -> Any:
+    at = bisect_right(firsts, first) - 1
+    return values[at:], array("I", [max(0, each - first) for each in firsts[at:]])
+
+
+def _open_again(chunk: Chunk) -> OpenChunk:
+    parts = [chunk.data[begin:end] for begin, end in zip([0, *chunk.ends[:-1]], chunk.ends, strict=True)]
+    return OpenChunk(chunk.start, len(chunk.data), parts, chunk.ends, chunk.times, chunk.time_firsts, chunk.key_runs)
 
 
 def split_messages(body: bytes, lengths: bytes) -> list[bytes]:

@@ -1,14 +1,28 @@
-"""All streams of one group, which of their objects a frozen view may be looking at, and what is derived from them: bytes, names in order, expiry.
+"""All streams of one group, which of their objects a frozen view may be looking at, what is derived from them (bytes, names in order, expiry,
+retention, pending pins), and what the group owes others.
 
 freeze() copies the dict (pointers, at C speed) and raises the generation; whoever changes a stream calls `own` first, which replaces an object
 older than the last freeze by a copy. A view thus keeps exactly what it saw, and pays for what changes, not for what exists."""
 
+from typing import NamedTuple
+
+from anabranch_node.core.cross.outbox import Outbox
 from anabranch_node.core.stream.expiry import ExpiryQueue
+from anabranch_node.core.stream.lifetime import RareFields
+from anabranch_node.core.stream.retention import RetentionQueue
 from anabranch_node.core.stream.stream import Stream
 
 
+class FrozenTable(NamedTuple):
+    """What the table held at one moment; its streams are never changed (StreamTable.own)."""
+
+    streams: dict[str, Stream]
+    outbox: Outbox
+    refused: frozenset[str]
+
+
 class StreamTable:
-    __slots__ = ("_names", "expiry", "generation", "hot_bytes", "streams")
+    __slots__ = ("_names", "expiry", "generation", "hot_bytes", "outbox", "pending_pins", "refused", "retention", "streams")
 
     def __init__(self) -> None:
         self.streams: dict[str, Stream] = {}
@@ -17,6 +31,12 @@ class StreamTable:
         self.hot_bytes = 0
         """Payload that all streams hold."""
         self.expiry = ExpiryQueue()
+        self.retention = RetentionQueue()
+        self.outbox = Outbox()
+        self.refused: set[str] = set()
+        """Uuids of forks that must never be made: their pins were given up."""
+        self.pending_pins: dict[str, str] = {}
+        """Uuid of a fork-to-be -> its source here. Derived."""
         self._names: list[str] | None = None
 
     def insert(self, name: str, stream: Stream) -> None:
@@ -24,19 +44,24 @@ class StreamTable:
         self.streams[name] = stream
         self.hot_bytes += stream.held_bytes
         self._names = None
-        self.watch_expiry(name, stream)
+        if stream.rare is not None:
+            self._watch(name, stream, stream.rare)
 
     def remove(self, name: str) -> None:
         stream = self.streams.pop(name)
         self.hot_bytes -= stream.held_bytes
         self._names = None
-        if stream.rare is not None and stream.rare.due_ms is not None:
+        if stream.rare is not None and (stream.rare.due_ms is not None or stream.rare.gone):
             self.expiry.forget(self.streams)
 
-    def watch_expiry(self, name: str, stream: Stream) -> None:
-        """Once in a stream's life: whether it can expire is settled by its create, and touches are found out lazily."""
-        if stream.rare is not None and (due_ms := stream.rare.due_ms) is not None:
+    def _watch(self, name: str, stream: Stream, rare: RareFields) -> None:
+        """Once in its life, or at restore: whether it can expire or is trimmed is settled by its create, and touches are found out lazily."""
+        if (due_ms := rare.due_ms) is not None:
             self.expiry.add(due_ms, name, stream.incarnation)
+        self.retention.watch(name, stream)
+        for uuid, pin in (rare.pins or {}).items():
+            if pin.pending:
+                self.pending_pins[uuid] = name
 
     def own(self, name: str, stream: Stream) -> Stream:
         """The object to change in place of `stream`. Callers hold it only until the next freeze."""
@@ -52,6 +77,6 @@ class StreamTable:
             self._names = sorted(self.streams)
         return self._names
 
-    def freeze(self) -> dict[str, Stream]:
+    def freeze(self) -> FrozenTable:
         self.generation += 1
-        return self.streams.copy()
+        return FrozenTable(self.streams.copy(), self.outbox.copy(), frozenset(self.refused))
