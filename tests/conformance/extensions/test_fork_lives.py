@@ -21,6 +21,10 @@ def gone(http: Streams, path: str) -> None:
     eventually(f"{path} is freed", lambda: all(http.head(path).expect(404, 410).status == 404 for _ in http.hosts))
 
 
+def expired(http: Streams, path: str) -> None:
+    eventually(f"{path} expires", lambda: http.head(path).status in (404, 410))
+
+
 def soft_deleted(http: Streams, path: str) -> None:
     """specs/README.md forks: "Deleting a source that has forks is a soft delete: GET, HEAD, POST and DELETE on it answer 410, PUT answers 409\""""
     http.get(path).expect(410)
@@ -79,11 +83,30 @@ def test_repeated_put(http: Streams, source: str) -> None:
         answer = http.fork(fork, source, offset(3)).expect(200)
         assert answer.next_offset == offset(6)
     http.fork(fork, source, offset(0)).expect(409)
-    http.fork(fork, source).expect(409)
     http.fork(fork, source, offset(3), 1).expect(409)
     http.create(f"{source}-other", body=b"abc")
     http.fork(fork, f"{source}-other", offset(3)).expect(409)
     assert http.read_bytes(fork) == b"abcown"
+
+
+def test_repeated_put_without_an_offset(http: Streams, source: str) -> None:
+    """specs/README.md forks: "optional `Stream-Fork-Offset` (default: the source's tail)"; "PUT again: 200 if source, offset and sub-offset match":
+    the same request matches although that tail has moved since; so does the point that it meant"""
+    fork = f"{source}-fork"
+    http.fork(fork, source).expect(201)
+    http.append(source, b"more")
+    http.fork(fork, source).expect(200)
+    http.fork(fork, source, offset(6)).expect(200)
+    http.fork(fork, source, offset(10)).expect(409)
+
+
+def test_without_an_offset_means_the_tail(http: Streams, source: str) -> None:
+    """specs/README.md forks: "default: the source's tail", and "PUT again: 200 if source, offset and sub-offset match, else 409.": a fork at 3 does
+    not match a request for one at the tail, 10"""
+    fork = f"{source}-fork"
+    http.fork(fork, source, offset(3)).expect(201)
+    http.append(source, b"more")
+    http.fork(fork, source).expect(409)
 
 
 def test_the_name_is_taken(http: Streams, source: str) -> None:
@@ -366,7 +389,8 @@ def test_an_expired_fork_frees_its_source(http: Streams, source: str) -> None:
     http.fork(fork, source, Stream_TTL="1").expect(201)
     http.delete(source).expect(204)
     soft_deleted(http, source)
-    gone(http, fork)
+    expired(http, fork)
+    http.head(fork).expect(404)
     gone(http, source)
 
 
@@ -375,7 +399,7 @@ def test_an_expired_source_keeps_its_forks(http: Streams, stream: str) -> None:
     http.create(stream, body=b"abc", headers={"Stream-TTL": "1"})
     fork = f"{stream}-fork"
     http.fork(fork, stream, Stream_TTL="3600").expect(201)
-    eventually("the source expires", lambda: http.head(stream).status in (404, 410))
+    expired(http, stream)
     assert http.read_bytes(fork) == b"abc"
     http.fork(f"{stream}-late", stream).expect(404, 409)
     http.delete(fork).expect(204)
@@ -389,6 +413,6 @@ def test_a_fork_that_expires_at_a_time(http: Streams, source: str) -> None:
     soon = (datetime.now(UTC) + timedelta(seconds=1.5)).isoformat()
     http.fork(fork, source, Stream_Expires_At=soon).expect(201)
     assert http.read_bytes(fork) == b"abcdef"
-    gone(http, fork)
+    expired(http, fork)
     http.delete(source).expect(204)
     gone(http, source)

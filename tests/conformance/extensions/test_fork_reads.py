@@ -27,6 +27,23 @@ def text(http: Streams, stream: str) -> tuple[str, list[str]]:
     return stream, [offset(0), *(http.append(stream, b"<%d%d%d>" % (number, number, number)) for number in range(4))]
 
 
+DATED = ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"]
+
+
+def dated(http: Streams, stream: str) -> str:
+    """The last of a chain of three: two messages each, with a key for the day, in January, February and March of 2020."""
+    paths = [stream, f"{stream}-1", f"{stream}-2"]
+    for level, path in enumerate(paths):
+        if level:
+            http.fork(path, paths[level - 1]).expect(201)
+        else:
+            http.create(path, "application/json")
+        for day in (1, 2):
+            stamp = {"Stream-Timestamp": f"2020-0{level + 1}-0{day}T00:00:00Z", "Stream-Key": f"k{day}"}
+            http.append_json(path, f"{level}.{day}", headers=stamp)
+    return paths[-1]
+
+
 def bounds_of(http: Streams, path: str) -> list[str]:
     return [offset(0), *(answer.next_offset for answer in http.read_all(path, max_bytes=1))]
 
@@ -189,27 +206,32 @@ def test_beyond_the_tail(http: Streams, source: str) -> None:
     assert http.get(fork, offset=beyond).expect(400).code == "offset_beyond_tail"
 
 
-def test_key_and_since_through_the_chain(http: Streams, stream: str) -> None:
-    """DESIGN 7: "boundaries, `since`, `key`, bootstrap, forks and snapshot alignment answer alike"; prisma 1.4: "first entry (with that key, if
-    key=) whose append time >= since\""""
-    http.create(stream, "application/json")
-    paths = [stream, f"{stream}-1", f"{stream}-2"]
-    for level, path in enumerate(paths):
-        if level:
-            http.fork(path, paths[level - 1]).expect(201)
-        for day in (1, 2):
-            stamp = {"Stream-Timestamp": f"2020-0{level + 1}-0{day}T00:00:00Z", "Stream-Key": f"k{day}"}
-            http.append_json(path, f"{level}.{day}", headers=stamp)
-    last = paths[-1]
-    everything = ["0.1", "0.2", "1.1", "1.2", "2.1", "2.2"]
-    assert http.read_json(last) == everything
+def test_key_through_the_chain(http: Streams, stream: str) -> None:
+    """DESIGN 7: "boundaries, `since`, `key`, bootstrap, forks and snapshot alignment answer alike\""""
+    last = dated(http, stream)
+    assert http.read_json(last) == DATED
     assert http.read_json(last, key="k1") == ["0.1", "1.1", "2.1"]
     assert http.read_json(last, key="k2", max_bytes=1) == ["0.2", "1.2", "2.2"]
     assert http.read_json(last, key="nobody") == []
-    for skip, since in enumerate(("2020-01-01", "2020-01-02", "2020-02-01", "2020-02-02", "2020-03-01", "2020-03-02", "2020-03-03")):
-        assert http.get(last, since=f"{since}T00:00:00Z").expect(200).json() == everything[skip:]
-    assert http.get(last, since="2020-01-02T00:00:00Z", key="k1").expect(200).json() == ["1.1", "2.1"]
+    assert http.get(f"{last}/pk/k1", offset="-1").expect(200).json() == ["0.1", "1.1", "2.1"]
     assert http.get(last, format="raw", key="k2").expect(200).body == b'"0.2""1.2""2.2"'
+
+
+def test_since_in_an_inherited_part(http: Streams, stream: str) -> None:
+    """DESIGN 7: "boundaries, `since`, `key`, bootstrap, forks and snapshot alignment answer alike"; prisma 1.4: "first entry (with that key, if
+    key=) whose append time >= since\""""
+    last = dated(http, stream)
+    for skip, since in enumerate(("2020-01-01", "2020-01-02", "2020-01-03")):
+        assert http.get(last, since=f"{since}T00:00:00Z").expect(200).json() == DATED[skip:]
+    assert http.get(last, since="2020-01-02T00:00:00Z", key="k1").expect(200).json() == ["1.1", "2.1"]
+    assert http.get(last, since="2100-01-01T00:00:00Z").expect(200).json() == []
+
+
+def test_times_of_a_fork_go_on_from_what_it_inherited(http: Streams, stream: str) -> None:
+    """DESIGN 7: "`Stream-Timestamp` is clamped to [last append time, now]": the last append of a new fork is the last that it has inherited"""
+    last = dated(http, stream)
+    for skip, since in enumerate(("2020-02-01", "2020-02-02", "2020-03-01", "2020-03-02", "2020-03-03")):
+        assert http.get(last, since=f"{since}T00:00:00Z").expect(200).json() == DATED[2 + skip :]
 
 
 def test_long_poll_of_an_inherited_part_is_at_once(http: Streams, source: str) -> None:
