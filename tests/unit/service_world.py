@@ -38,7 +38,7 @@ from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
-from anabranch_node.web.request import Head, parse
+from anabranch_node.web.request import Head, Kind, Request, parse
 from anabranch_proto.ids import META_GROUP, NodeIdentity
 
 TICK_MS = 50
@@ -62,10 +62,10 @@ class Node:
         self.answers: dict[int, bytes] = {}
         self.streams: dict[int, bytes] = {}
         self.ended: set[int] = set()
-        self.told: dict[int, Any] = {}
         self.aborted: set[int] = set()
         self.clients_take = True
         """Whether the clients take the pieces of a paced response as they come."""
+        self.told: dict[int, Any] = {}
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -108,17 +108,17 @@ class Node:
 
 
 class World:
-    """Every group has its replicas on `holders`, the preferred leader's first (another one for each group); `extra` nodes hold nothing."""
+    """Groups 0 to `groups` have replicas on `holders`, the preferred leader's first (with `spread` another one for each); `extra` nodes none."""
 
-    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
+    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1, spread: bool = False) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
         placements = []
-        for group in range(META_GROUP, GROUP + groups):
+        for group in range(groups + 1):
             places = [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]
-            shift = max(0, group - GROUP) % holders
+            shift = max(0, group - GROUP) % holders if spread else 0
             placements.append(GroupPlacement(group, places[shift:] + places[:shift]))
         self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
@@ -192,12 +192,13 @@ class World:
 
     def ask(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> int:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
-        return self.ask_path(number, method, target if target.startswith("/") else f"/v1/stream/{target}", body, **headers)
-
-    def ask_path(self, number: int, method: str, path: str, body: bytes = b"", **headers: str) -> int:
-        self.token += 1
         raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+        path = target if target.startswith("/") else f"/v1/stream/{target}"
         request = parse(Head(method.encode(), path.encode(), [(b"host", b"h"), *raw]))
+        return self.send(number, request, body)
+
+    def send(self, number: int, request: Request, body: bytes = b"") -> int:
+        self.token += 1
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 
@@ -208,9 +209,6 @@ class World:
         """The answer of what needs no more time than a heartbeat takes to tell a follower what is committed."""
         return self.answer(number, self.ask(number, method, target, body, **headers))
 
-    def do_path(self, number: int, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
-        return self.answer(number, self.ask_path(number, method, path, body, **headers))
-
     def answer(self, number: int, token: int, ticks_max: int = 20) -> bytes:
         self.settle()
         for _ in range(ticks_max):
@@ -218,6 +216,9 @@ class World:
                 break
             self.ticks(1)
         return self.nodes[number].answers[token]
+
+    def bucket(self, number: int, kind: Kind, bucket: str, **fields: Any) -> bytes:
+        return self.answer(number, self.send(number, Request(kind, bucket=bucket, **fields)))
 
     def told(self, number: int, group: int, write: bool, payload: Any) -> Any:
         """What that node is told that asks a group for itself."""

@@ -15,7 +15,7 @@ INCARNATION = 1 << 16
 
 class Log:
     def __init__(self) -> None:
-        self.machine = OpenedMachine()
+        self.machine: StreamMachine = OpenedMachine()
 
     def apply(self, *commands: Command) -> list[object]:
         return list(self.machine.apply_commands(self.machine.applied_index + 1, commands))

@@ -3,12 +3,13 @@
 Before us: service.py gives us what clients ask of a bucket, and each create that its group refused with BucketUnknown. Such a create was definitely
 not made, so it may be sent again: we look at the meta group, open the bucket in the stream's group as of what we saw, and send it. An open that a
 fence overtook (StaleOpen) begins with another look. After us: web/bucket.py and web/errors.py render the answers. A delete is carried out by
-whoever leads the meta group (bucket_deletes.py); here we look until it is decided.
+whoever leads the meta group (cross.py); here we look until it is decided.
 Every try is its own: a hundred creates in a new bucket look a hundred times, once per bucket and group. Bounded by the lives behind them.
 Not here: what the meta group and the others know (core/cluster/buckets.py, core/cross/fences.py)."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from anabranch_node.core.cluster.commands import BucketCreate, BucketDelete
 from anabranch_node.core.cluster.queries import BucketLook
@@ -16,8 +17,8 @@ from anabranch_node.core.cluster.results import BucketAbsent, BucketDeleting, Bu
 from anabranch_node.core.errors import OutcomeUnknown
 from anabranch_node.core.stream.commands import BucketOpen
 from anabranch_node.core.stream.queries import BucketCount, ListStreams
-from anabranch_node.core.stream.results import BucketFenced, BucketOpened, BucketUnknown, StaleOpen, StreamPage
-from anabranch_node.service.life import Life
+from anabranch_node.core.stream.results import BucketFenced, BucketOpened, StaleOpen, StreamPage
+from anabranch_node.service.life import Life, Stage
 from anabranch_node.service.listing import merged
 from anabranch_node.web import bucket as web_bucket
 from anabranch_node.web import errors as web_errors
@@ -25,11 +26,28 @@ from anabranch_node.web.reply import Reply
 from anabranch_node.web.request import Kind, Request
 from anabranch_proto.ids import META_GROUP
 
-if TYPE_CHECKING:
-    from anabranch_node.service.service import Service
-
 OPENS_MAX: Final = 8
 """Of one create. Each failed open means that a bucket was deleted between our look and our open; then the client may try again."""
+
+
+class Desk(Protocol):
+    """What we need of service.py."""
+
+    def ask(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
+        """Ask a group, wherever it lives. `then` hears the answer, or why there is none, once and within the time of a request."""
+
+    def reply(self, token: int, request: Request, reply: Reply) -> None: ...
+
+    def is_opening(self, life: Life) -> bool:
+        """Its client has not left, its time is not over."""
+
+    def go_on(self, life: Life) -> None:
+        """Send it to its group again."""
+
+    def end(self, life: Life, result: Any) -> None: ...
+
+    def deadline_ms(self) -> int:
+        """Of a request that arrives now."""
 
 
 class _Gathering:
@@ -59,8 +77,8 @@ class _Deciding:
 
 
 class BucketRequests:
-    def __init__(self, service: "Service") -> None:
-        self._service = service
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._clients: set[int] = set()
         """Tokens of requests about buckets that are not answered yet."""
         self._deciding: dict[int, _Deciding] = {}
@@ -71,51 +89,51 @@ class BucketRequests:
 
     # --- a create that its group does not take ------------------------------------------------------------------------------------
 
-    def unknown(self, life: Life, refusal: BucketUnknown) -> None:
+    def unknown(self, life: Life, bucket: str) -> None:
         """Definitely refused: this group must be told that the bucket is open, if it is."""
-        bucket = refusal.bucket
         life.sent = False
+        life.stage = Stage.OPENING
         life.opens += 1
         if life.opens > OPENS_MAX:
-            self._service.finish(life, BucketDeleting(bucket))
+            self._desk.end(life, BucketDeleting(bucket))
             return
-        self._service.ask_group(META_GROUP, False, BucketLook(bucket), partial(self._seen, life, bucket))
+        self._desk.ask(META_GROUP, False, BucketLook(bucket), partial(self._seen, life, bucket))
 
     def _seen(self, life: Life, bucket: str, result: Any) -> None:
         """By a look, or by the create of a bucket that a look did not find."""
-        if not self._service.is_open(life):
+        if not self._desk.is_opening(life):
             return
         life.sent = False
-        if isinstance(result, BucketAbsent) and life.request is not None and life.request.makes_bucket:
+        if isinstance(result, BucketAbsent) and life.makes_bucket:
             life.sent = True  # the bucket may come to be: if its time ends now, not even "nothing happened" is certain
-            self._service.ask_group(META_GROUP, True, BucketCreate(bucket, 0), partial(self._seen, life, bucket))
+            self._desk.ask(META_GROUP, True, BucketCreate(bucket, 0), partial(self._seen, life, bucket))
         elif not isinstance(result, BucketState):
-            self._service.finish(life, result)
+            self._desk.end(life, result)
         elif result.state == "deleting":
-            self._service.finish(life, BucketDeleting(bucket))
+            self._desk.end(life, BucketDeleting(bucket))
         else:
-            self._service.ask_group(life.group, True, BucketOpen(bucket, result.meta_index, 0), partial(self._opened, life, bucket))
+            self._desk.ask(life.group, True, BucketOpen(bucket, result.meta_index, 0), partial(self._opened, life, bucket))
 
     def _opened(self, life: Life, bucket: str, result: Any) -> None:
-        if not self._service.is_open(life):
+        if not self._desk.is_opening(life):
             return
         if isinstance(result, StaleOpen):
-            self.unknown(life, BucketUnknown(bucket))
+            self.unknown(life, bucket)
         elif isinstance(result, BucketOpened | OutcomeUnknown):
             # Unknown is only whether the bucket is open there: the create was refused before, and its group will say.
-            self._service.send_again(life)
+            self._desk.go_on(life)
         else:
-            self._service.finish(life, result)
+            self._desk.end(life, result)
 
     # --- what clients ask of a bucket ----------------------------------------------------------------------------------------------
 
-    def ask(self, token: int, request: Request, groups: list[int]) -> None:
+    def asked(self, token: int, request: Request, groups: list[int]) -> None:
         kind, bucket = request.kind, request.bucket
         self._clients.add(token)
         if kind is Kind.BUCKET_CREATE:
-            self._service.ask_group(META_GROUP, True, BucketCreate(bucket, 0), partial(self._made, token, request))
+            self._desk.ask(META_GROUP, True, BucketCreate(bucket, 0), partial(self._made, token, request))
         elif kind is Kind.BUCKET_DELETE:
-            self._service.ask_group(META_GROUP, True, BucketDelete(bucket, 0), partial(self._begun, token, request, self._service.deadline_ms()))
+            self._desk.ask(META_GROUP, True, BucketDelete(bucket, 0), partial(self._begun, token, request, self._desk.deadline_ms()))
         elif kind is Kind.BUCKET_INFO:
             self._gather(token, request, groups, BucketCount(bucket))
         else:
@@ -135,9 +153,9 @@ class BucketRequests:
     def _gather(self, token: int, request: Request, groups: list[int], query: BucketCount | ListStreams) -> None:
         """Each group behind its ReadIndex. Not a snapshot; and one that cannot answer fails the request, never shortens the answer."""
         gathering = _Gathering(token, request, 1 + len(groups))
-        self._service.ask_group(META_GROUP, False, BucketLook(request.bucket), partial(self._part, gathering))
+        self._desk.ask(META_GROUP, False, BucketLook(request.bucket), partial(self._part, gathering))
         for group in groups:
-            self._service.ask_group(group, False, query, partial(self._part, gathering))
+            self._desk.ask(group, False, query, partial(self._part, gathering))
 
     def _part(self, gathering: _Gathering, result: Any) -> None:
         if gathering.missing <= 0:
@@ -175,7 +193,7 @@ class BucketRequests:
 
     def _look(self, deciding: _Deciding) -> None:
         deciding.looking = True
-        self._service.ask_group(META_GROUP, False, BucketLook(deciding.request.bucket), partial(self._looked, deciding))
+        self._desk.ask(META_GROUP, False, BucketLook(deciding.request.bucket), partial(self._looked, deciding))
 
     def _looked(self, deciding: _Deciding, result: Any) -> None:
         deciding.looking = False
@@ -206,4 +224,4 @@ class BucketRequests:
     def _reply(self, token: int, request: Request, reply: Reply) -> None:
         if token in self._clients:
             self._clients.discard(token)
-            self._service.reply(token, request, reply)
+            self._desk.reply(token, request, reply)

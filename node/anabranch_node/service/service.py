@@ -2,7 +2,7 @@
 
 Before us: the client plane parsed a request, a peer sent a letter. We route it (here, or to the node that can answer), wait for Raft, and render the
 answer (web/). A write is sent on only after a definite refusal; a read is tried until its deadline. Live reads wait in live.py, listings gather in
-listing.py; buckets.py answers for buckets, forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the
+listing.py, what concerns buckets in buckets.py; forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the
 driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
 
 from collections import deque
@@ -42,8 +42,8 @@ from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_OF_BUCKETS = frozenset({Kind.BUCKET_CREATE, Kind.BUCKET_INFO, Kind.BUCKET_LIST, Kind.BUCKET_DELETE})
 _SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
-_BUCKET_KINDS = (Kind.BUCKET_CREATE, Kind.BUCKET_INFO, Kind.BUCKET_LIST, Kind.BUCKET_DELETE)
 _READING = (Kind.READ, Kind.BOOTSTRAP)
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
@@ -65,10 +65,9 @@ class Service:
         self.forwarding = Forwarding(host, meta)
         self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
         self.forks = Forks(self)
-        self.buckets = BucketRequests(self)
-        self.cross = Cross(self)
         self._listings = Listings()
-        self._asked: dict[int, Callable[[Any], None]] = {}  # our own questions to groups: who is told
+        self.buckets = BucketRequests(self)
+        self.cross = Cross(host, self.ask)
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
@@ -183,8 +182,8 @@ class Service:
                 write = kind is Kind.SNAPSHOT_PUBLISH
                 payload = web_snapshot.command(request, event.body) if write else web_snapshot.query(request)
             else:
-                assert kind in _BUCKET_KINDS, kind
-                self.buckets.ask(token, request, routing.groups)
+                assert kind in _OF_BUCKETS, kind
+                self.buckets.asked(token, request, routing.groups)
                 return
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
@@ -194,7 +193,7 @@ class Service:
                 self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
                 return
             self.live_count += 1
-        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request)
+        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request, makes_bucket=request.makes_bucket)
         life.frames, life.bootstrap = frames, bootstrap
         if request.fork_source:
             self._enter(life)
@@ -224,13 +223,7 @@ class Service:
         self._enter(life)
         self._send(life)
 
-    # --- for forks.py, cross.py and others that take a request through several groups ---------------------------------------------
-
-    def ask_group(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
-        """A question of our own, with a deadline of its own. `then` hears what became of it, once."""
-        token = self._own_token()
-        self._asked[token] = then
-        self._start(Life(token, group, write, payload, self._deadline()))
+    # --- for forks.py: requests that go through several groups ---------------------------------------------------------------------
 
     def group_of(self, stream: str) -> int:
         assert self.routing is not None
@@ -248,14 +241,6 @@ class Service:
     def finish(self, life: Life, result: Any) -> None:
         if self.is_open(life):
             self._finish(life, result)
-
-    def reply(self, token: int, request: Request, reply: Reply) -> None:
-        """To a client whose request has no life of its own."""
-        self._respond(token, request, reply)
-
-    def deadline_ms(self) -> int:
-        """Of a request that arrives now."""
-        return self._deadline()
 
     def refuse(self, life: Life, refusal: BadRequest) -> None:
         assert life.request is not None
@@ -349,11 +334,11 @@ class Service:
         elif kind is PointElsewhere and life.served is None and isinstance(life.payload, PublishSnapshot):
             self.forks.publish_elsewhere(life, life.payload, result)
             return
-        elif kind is BucketUnknown and life.request is not None:  # the node that was asked first looks after it
-            self.buckets.unknown(life, result)
-            return
         if life.bootstrap is not None:
             self._go_on_bootstrap(life, life.bootstrap, result)
+            return
+        if type(result) is BucketUnknown and life.served is None:  # the node that was asked first looks after it
+            self.buckets.unknown(life, result.bucket)
             return
         self._drop(life)
         if life.stage is Stage.STREAMING:
@@ -385,8 +370,8 @@ class Service:
         elif life.served is not None:
             self._served_count -= 1
             self.forwarding.answer(life.served.node, life.served.incarnation, life.group, life.served.request, result)
-        elif (then := self._asked.pop(life.token, None)) is not None:
-            then(result)
+        elif life.then is not None:
+            life.then(result)
         elif life.token < 0:
             listed = self._listings.told(life.token, result)
             if listed is not None:
@@ -536,6 +521,27 @@ class Service:
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
 
+    # --- asked by ourselves (buckets.py, cross.py) -------------------------------------------------------------------------------
+
+    def ask(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
+        self._start(Life(self._own_token(), group, write, payload, self._deadline(), then=then))
+
+    def reply(self, token: int, request: Request, reply: Reply) -> None:
+        self._respond(token, request, reply)
+
+    def is_opening(self, life: Life) -> bool:
+        return self._lives.get(life.token) is life and life.stage is Stage.OPENING
+
+    def go_on(self, life: Life) -> None:
+        life.stage = Stage.ASKED
+        self._send(life)
+
+    def end(self, life: Life, result: Any) -> None:
+        self._finish(life, result)
+
+    def deadline_ms(self) -> int:
+        return self._deadline()
+
     # --- other nodes -------------------------------------------------------------------------------------------------------------
 
     def _on_letter(self, event: LetterReceived) -> None:
@@ -590,8 +596,8 @@ class Service:
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
         self.buckets.tick(now_ms)
-        if self.routing is not None and self.routing.ready:
-            self.cross.tick(now_ms)
+        if self.routing is not None:
+            self.cross.tick(now_ms, self.routing)
 
     def _time_out(self, life: Life) -> None:
         self.forwarding.forget(life.token)

@@ -8,7 +8,6 @@ import msgspec
 from anabranch_node.core.stream.results import StreamPage
 from anabranch_node.web.reply import Reply
 from anabranch_node.web.request import Request
-from anabranch_node.web.routes import BUCKETS_PREFIX
 
 _JSON: Final = b"Content-Type: application/json\r\nCache-Control: no-store\r\n"
 _encoder: Final = msgspec.json.Encoder()
@@ -42,8 +41,8 @@ class _Page(msgspec.Struct, gc=False):
 
 
 def made(request: Request) -> Reply:
-    path = f"{BUCKETS_PREFIX.decode()}{request.bucket}"
-    return Reply(201, b"Location: " + (f"http://{request.http_host}{path}" if request.http_host else path).encode("ascii") + b"\r\n")
+    place = f"http://{request.http_host}{request.path}" if request.http_host else request.path
+    return Reply(201, b"Location: " + place.encode("ascii") + b"\r\n" if place else b"")
 
 
 def info(bucket: str, streams: int, created_ms: int) -> Reply:

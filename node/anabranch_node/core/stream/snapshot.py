@@ -139,7 +139,7 @@ class RefusedForks(Struct, frozen=True, array_like=True, tag=12, gc=False, forbi
 
 
 class FenceRows(Struct, frozen=True, array_like=True, tag=20, gc=False, forbid_unknown_fields=True):
-    """Behind the head of the machine, as often as it takes: the buckets that streams may be created in, in the table's order."""
+    """Behind the head: the buckets that streams may be created in, in the table's order. Several if there are many; none if none was ever opened."""
 
     highest: int
     opened: list[tuple[str, int]]
@@ -198,7 +198,8 @@ class FrozenView:
     def _records(self, piece_bytes_max: int) -> Iterator[Record]:
         table = self._table
         yield MachineHead(self.applied_index, self.now_ms, len(table.streams))
-        yield from _cross_records(table.outbox, table.refused, table.fences)
+        yield from _cross_records(table.outbox, table.refused)
+        yield from _fence_records(table.fences)
         for name, stream in table.streams.items():
             producers = stream.producers or {}
             place = (stream.created_ms, stream.start, stream.earliest)
@@ -216,13 +217,11 @@ def _batches(rows: list[_Value]) -> Iterator[list[_Value]]:
     return (rows[first : first + _ROWS_PER_RECORD] for first in range(0, len(rows), _ROWS_PER_RECORD))
 
 
-def _cross_records(outbox: Outbox, refused: Iterable[str], fences: FencesState) -> Iterator[Record]:
+def _cross_records(outbox: Outbox, refused: Iterable[str]) -> Iterator[Record]:
     if outbox.last:
         entries = list(_batches(list(outbox.entries.items()))) or [[]]
         yield from (Owing(outbox.last, rows) for rows in entries)
     yield from (RefusedForks(uuids) for uuids in _batches(sorted(refused)))
-    if fences != FencesState(0, []):
-        yield from (FenceRows(fences.highest, rows) for rows in list(_batches(fences.opened)) or [[]])
 
 
 def _rare_records(rare: RareFields, piece_bytes_max: int) -> Iterator[Record]:
@@ -233,6 +232,12 @@ def _rare_records(rare: RareFields, piece_bytes_max: int) -> Iterator[Record]:
         data = rare.published.data
         yield PublishedHead(rare.published.offset, rare.published.content_type, len(data))
         yield from (ChunkBytes(data[first : first + piece_bytes_max]) for first in range(0, len(data), piece_bytes_max))
+
+
+def _fence_records(fences: FencesState) -> Iterator[Record]:
+    if fences.highest or fences.opened:
+        for first in range(0, max(1, len(fences.opened)), _ROWS_PER_RECORD):
+            yield FenceRows(fences.highest, fences.opened[first : first + _ROWS_PER_RECORD])
 
 
 def _rare_record(rare: RareFields) -> StreamRare:
@@ -283,8 +288,6 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
             table.outbox.entries.update(record.entries)
         elif isinstance(record, RefusedForks) and stream is None:
             table.refused.update(record.uuids)
-        elif isinstance(record, FenceRows) and stream is None:
-            table.fences = Fences(FencesState(record.highest, [*table.fences.opened.items(), *record.opened]))
         elif isinstance(record, ProducerRows) and stream is not None:
             stream.producers = stream.producers or {}
             stream.producers.update(record.rows)
@@ -293,6 +296,8 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
         elif isinstance(record, ChunkHead) and stream is not None:
             _restore_chunk(stream, record, key_runs, records)
             key_runs = None
+        elif isinstance(record, FenceRows) and stream is None:
+            table.fences = Fences(FencesState(record.highest, [*table.fences.opened.items(), *record.opened]))
         elif isinstance(record, MachineEnd):
             _finish(table, stream, stream_head)
             if len(table.streams) != record.stream_count or record.stream_count != head.stream_count:
@@ -394,8 +399,8 @@ def _name(record: object) -> str:
 def digest(applied_index: int, now_ms: int, table: StreamTable) -> bytes:
     """A hash of what the state means: equal for equal states however their chunks are cut, whoever was restored and when."""
     streams = table.streams
-    total = blake2b(_encode((applied_index, now_ms, len(streams))), digest_size=16)
-    for record in _cross_records(table.outbox, table.refused, table.fences.state()):
+    total = blake2b(_encode((applied_index, now_ms, len(streams), table.fences.state())), digest_size=16)
+    for record in _cross_records(table.outbox, table.refused):
         total.update(_encode(record))
     for name in sorted(streams):
         stream = streams[name]

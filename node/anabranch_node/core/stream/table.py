@@ -1,5 +1,5 @@
 """All streams of one group, which of their objects a frozen view may be looking at, what is derived from them (bytes, names in order, expiry,
-retention, pending pins, counts by bucket), and what the group knows of buckets and owes others.
+retention, pending pins), and what the group owes others.
 
 freeze() copies the dict (pointers, at C speed) and raises the generation; whoever changes a stream calls `own` first, which replaces an object
 older than the last freeze by a copy. A view thus keeps exactly what it saw, and pays for what changes, not for what exists."""
@@ -25,7 +25,17 @@ class FrozenTable(NamedTuple):
 
 class StreamTable:
     __slots__ = (
-        *("_names", "bucket_counts", "expiry", "fences", "generation", "hot_bytes", "outbox", "pending_pins", "refused", "retention", "streams"),
+        "_names",
+        "bucket_counts",
+        "expiry",
+        "fences",
+        "generation",
+        "hot_bytes",
+        "outbox",
+        "pending_pins",
+        "refused",
+        "retention",
+        "streams",
     )
 
     def __init__(self) -> None:
