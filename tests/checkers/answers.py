@@ -355,6 +355,8 @@ def _created(response: Response, result: Result) -> str:
 
 def _shown(versions: list[tuple[int, Version]]) -> str:
     return "; ".join(
-        f"{position}: nothing" if life is None else f"{position}: {life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
+        f"{position}: nothing"
+        if life is None
+        else f"{position}: {life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
         for position, (life, tail, closed, earliest, gone) in versions[:6]
     )
