@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch_node.core.stream.commands import Create
-from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, StreamNotFound
+from anabranch_node.core.stream.commands import Create, CreateFork, PublishSnapshot
+from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, SnapshotPublished, StreamGone, StreamNotFound
 from tests.checkers.timeline import Life, Timeline, Version
 from tests.sim.http_wire import Event, Response
 
 NOW, START = -2, -1
 UNKNOWN = "outcome_unknown"
-_NOT_NOW = {"no_leader", "overloaded", "disk_full", "hot_full", "fenced", "read_unavailable", "not_hosted", "initializing"}
+_NOT_NOW = {"no_leader", "overloaded", "disk_full", "hot_full", "fenced", "read_unavailable", "not_hosted", "initializing", "stale_open"}
 """503s that say: it did not happen."""
 _REFUSALS = {
     "stream_not_found": (404, "StreamNotFound"),
@@ -33,6 +33,12 @@ _REFUSALS = {
     "stream_closed": (409, "StreamClosed"),
     "content_type_mismatch": (409, "ContentTypeMismatch"),
     "seq_regression": (409, "SeqRegression"),
+    "stream_gone": (410, "StreamGone"),
+    "name_held": (409, "NameHeld"),
+    "fork_too_late": (503, "ForkTooLate"),
+    "trimmed": (410, "Trimmed"),
+    "offset_beyond_tail": (409, "OffsetBeyondTail"),
+    "offset_inside_message": (400, "OffsetInsideMessage"),
 }
 """What a stream's state refuses a write for: the command is in the log, and changed nothing."""
 
@@ -51,6 +57,8 @@ class Exchange:
     producer: tuple[str, int, int] | None = None
     close: bool = False
     """What a write asked for."""
+    fork: tuple[str, int | None, int] | None = None
+    """Source, offset and sub-offset. What refuses a fork is mostly its source's state, in another group: no entry of the fork's own log says it."""
     offset: int = START
     max_bytes: int = 1 << 40
     live: str = ""
@@ -125,11 +133,13 @@ class Judge:
             return f"internal error: {response.body!r}"
         if status == 503:
             if code == UNKNOWN:
-                return "" if exchange.method in ("POST", "PUT", "DELETE") else "a read has no unknown outcome"
+                return "" if exchange.method in ("POST", "PUT", "DELETE", "PUBLISH") else "a read has no unknown outcome"
+            if code == "fork_too_late":
+                return self._write(exchange, response, code, timeline)
             if code not in _NOT_NOW and exchange.method != "HEAD":  # its answer has no body
                 return f"a 503 without a known code: {code!r}"
             return self._refuse(exchange, timeline)
-        if exchange.method in ("POST", "PUT"):
+        if exchange.method in ("POST", "PUT", "PUBLISH"):
             return self._write(exchange, response, code, timeline)
         if exchange.method == "DELETE":
             return self._delete(exchange, response, timeline)
@@ -140,13 +150,17 @@ class Judge:
     def _refuse(self, exchange: Exchange, timeline: Timeline) -> str:
         if exchange.mark and exchange.mark in timeline.tagged:
             return "definitely refused, and committed"
-        if exchange.method in ("POST", "PUT", "DELETE"):
+        if exchange.method in ("POST", "PUT", "DELETE", "PUBLISH"):
             self.never_arrived(exchange)
         return ""
 
     def _write(self, exchange: Exchange, response: Response, code: str, timeline: Timeline) -> str:
         done = timeline.tagged.get(exchange.mark, [])
         if not done:
+            if exchange.fork is not None and response.status != 201:
+                return self._looked(exchange, response, timeline) or self._refuse(exchange, timeline)
+            if exchange.method == "PUBLISH" and code == "offset_inside_message":  # found out where a fork inherits
+                return self._refuse(exchange, timeline)
             if response.status < 400 or code in _REFUSALS:
                 return "answered from a state of the log, where it is not"
             return self._refuse(exchange, timeline)
@@ -158,10 +172,20 @@ class Judge:
             if (response.status, type(result).__name__) != (status, name):
                 return f"the log says {result}"
             return _figures(response, result)
+        if exchange.method == "PUBLISH":
+            done_so = response.status == 204 and isinstance(result, SnapshotPublished) and result.offset == exchange.offset
+            return "" if done_so else f"the log says {result}"
         return _created(response, result) if exchange.method == "PUT" else _appended(response, result)
 
+    def _looked(self, exchange: Exchange, response: Response, timeline: Timeline) -> str:
+        """A fork that is there already is not made again."""
+        if response.status != 200:
+            return ""
+        tails = [v.tail for _, v in timeline.between(exchange.stream, exchange.low, timeline.count) if v.life is not None and not v.gone]
+        return "" if int(response.headers["stream-next-offset"]) in tails else f"it was never there with that tail: {tails}"
+
     def _delete(self, exchange: Exchange, response: Response, timeline: Timeline) -> str:
-        wanted = {204: Deleted, 404: StreamNotFound}.get(response.status)
+        wanted = {204: Deleted, 404: StreamNotFound, 410: StreamGone}.get(response.status)
         if wanted is None:
             return "no answer to a delete"
         # Answers are judged in the order in which they are given, so the first free one never takes what only a later one could have.
@@ -182,10 +206,12 @@ class Judge:
         return f"not true at any position of [{low}, {timeline.count}], where it was {_shown(versions)}"
 
     def _fits(self, exchange: Exchange, response: Response, code: str, version: Version) -> bool:
-        life, tail, closed = version
+        life, tail, closed, earliest, gone = version
         status, headers = response.status, response.headers
         if life is None:
             return status == 404
+        if gone:
+            return status == 410 and code in ("stream_gone", "")
         if exchange.method == "HEAD":
             given = (headers.get("content-type"), headers.get("stream-next-offset"), headers.get("stream-closed"))
             lifetime = (headers.get("stream-ttl"), headers.get("stream-expires-at", ""))
@@ -194,6 +220,8 @@ class Judge:
         start = {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
         if exchange.offset == NOW and exchange.live and status == 200:  # it waited: "now" was when it began to
             start = int(headers["stream-next-offset"]) - len(unwrapped(response.body, life.content_type))
+        if start < earliest:
+            return status == 410 and code == "trimmed" and int(headers["stream-earliest-offset"]) == earliest
         if status == 400:
             return (code == "offset_beyond_tail" and start > tail) or (code == "offset_inside_message" and start < tail and start not in life.ends)
         if status not in (200, 204, 304):
@@ -223,8 +251,8 @@ class Judge:
         control = event.control
         end = int(control["streamNextOffset"])
         fitting: list[tuple[int, Life]] = []
-        for position, (life, tail, closed) in versions:
-            if life is None or (exchange.lives is not None and life not in exchange.lives):
+        for position, (life, tail, closed, _, gone) in versions:
+            if life is None or gone or (exchange.lives is not None and life not in exchange.lives):
                 continue
             start = exchange.at if exchange.lives is not None else {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
             at_tail = end == tail
@@ -256,7 +284,7 @@ class Judge:
                     continue
                 versions = timeline.between(name, exchange.lows.get(group, 0), timeline.count)
                 listed = name in names
-                if not any((version.life is not None) == listed for _, version in versions):
+                if not any((version.life is not None and not version.gone) == listed for _, version in versions):
                     return f"{name} is {'' if listed else 'not '}listed, and was {_shown(versions)} all the time"
         known = {name for timeline in self.timelines.values() for name in timeline.names()}
         return f"streams that never were: {set(names) - known}" if set(names) - known else ""
@@ -279,8 +307,13 @@ def _whole(exchange: Exchange, life: Life, start: int, end: int, tail: int) -> b
 
 
 def _differs(asked: Exchange, command: Any) -> str:
-    if isinstance(command, Create):
-        given: tuple[Any, ...] = (command.stream, command.body, None, command.closed)
+    if isinstance(command, PublishSnapshot):
+        given: tuple[Any, ...] = (command.stream, command.body, command.offset)
+        return "" if given == (asked.stream, asked.data, asked.offset) else f"{given}"
+    if isinstance(command, CreateFork) and asked.fork != (command.source, command.anchor, command.sub_offset):
+        return f"a fork of {command.source} instead of {asked.fork}"
+    if isinstance(command, Create | CreateFork):
+        given = (command.stream, command.body, None, command.closed)
     else:
         claim = command.producer
         given = (command.stream, command.body, None if claim is None else (claim.id, claim.epoch, claim.seq), command.close)
@@ -322,6 +355,6 @@ def _created(response: Response, result: Result) -> str:
 
 def _shown(versions: list[tuple[int, Version]]) -> str:
     return "; ".join(
-        f"{position}: nothing" if life is None else f"{position}: {life.incarnation:x} [0:{tail}]{' closed' if closed else ''}"
-        for position, (life, tail, closed) in versions[:6]
+        f"{position}: nothing" if life is None else f"{position}: {life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
+        for position, (life, tail, closed, earliest, gone) in versions[:6]
     )

@@ -31,6 +31,7 @@ from anabranch_node.core.stream.queries import (
     NOW,
     START,
     BucketCount,
+    ForkLook,
     Head,
     ListStreams,
     PointAt,
@@ -161,6 +162,10 @@ class ModelStream:
         return media_type(self.content_type) == "application/json"
 
     @property
+    def fork_type(self) -> str:
+        return "" if self.forked is None else self.content_type
+
+    @property
     def grace_ms(self) -> int:
         assert self.ttl_s is not None
         return min(self.ttl_s * 1000 // 8, 60_000)
@@ -265,7 +270,7 @@ class Model:
             if not self._is_same(found, command):
                 return StreamExists(name, found.content_type)
             found.touched_ms = self.clock
-            return Created(found.tail, True, found.closed, found.incarnation)
+            return Created(found.tail, True, found.closed, found.incarnation, found.fork_type)
         if name in self.streams:  # past its due
             self._remove(name)
         made = ModelStream(
@@ -284,7 +289,7 @@ class Model:
             made.forked, made.start, made.earliest, made.ranges = command, command.offset, command.earliest, list(command.ranges)
         made.messages = [ModelMessage(body, self.clock, "") for body in split(command.body, command.lengths)]
         self.streams[name] = made
-        return Created(made.tail, False, command.closed, incarnation)
+        return Created(made.tail, False, command.closed, incarnation, made.fork_type)
 
     def _is_same(self, found: ModelStream, command: Create | CreateFork) -> bool:
         """Does this create ask for what there is?"""
@@ -295,6 +300,9 @@ class Model:
             return False
         if isinstance(command, Create):
             return True
+        return self._is_same_point(found, command)
+
+    def _is_same_point(self, found: ModelStream, command: "CreateFork | ForkLook") -> bool:
         made = found.forked
         if made is None or (made.source, made.sub_offset) != (command.source, command.sub_offset):
             return False
@@ -304,6 +312,19 @@ class Model:
         if made.sub_offset == 0 and made.anchor is None:
             return command.anchor == made.offset
         return made.sub_offset == 0 and command.anchor is None and made.anchor == made.offset
+
+    def _look_for_fork(self, look: ForkLook) -> QueryResult:
+        found = self.look(look.stream)
+        if isinstance(found, StreamNotFound):
+            return found
+        if isinstance(found, StreamGone):
+            return NameHeld(look.stream)
+        had = (found.closed, found.retention_bytes, found.retention_age_s)
+        same = self._is_same_point(found, look) and had == (look.closed, look.retention_bytes, look.retention_age_s)
+        same = same and look.ttl_s in (None, found.ttl_s) and look.expires_at_ms in (None, found.expires_at_ms)
+        if not same or (look.content_type and media_type(look.content_type) != media_type(found.content_type)):
+            return StreamExists(look.stream, found.content_type)
+        return Created(found.tail, True, found.closed, found.incarnation, found.fork_type)
 
     def _delete(self, command: Delete) -> Result:
         found = self.look(command.stream)
@@ -419,7 +440,7 @@ class Model:
                 wanted = stream.tail - stream.retention_bytes
                 if wanted > stream.earliest and wanted >= stream.start:
                     last_start = stream.placed()[-1][0]
-                    to = max(to, min(min(at for at in stream.boundaries() if at >= wanted), last_start))
+                    to = max(to, min([last_start, *[at for at in stream.boundaries() if at >= wanted]]))
             if stream.retention_age_s is not None:
                 for _, end, message in stream.placed():
                     if message.time_ms <= now_ms - stream.retention_age_s * 1000:
@@ -518,6 +539,8 @@ class Model:
             return BucketFenced(self._count_in(query.bucket))
         if isinstance(query, ReadInherited):
             return self._inherited(query)
+        if isinstance(query, ForkLook):
+            return self._look_for_fork(query)
         if isinstance(query, PointAt):
             return self._point(query)
         found = self.look(query.stream)
@@ -586,7 +609,7 @@ class Model:
             if start < query.end:
                 cut = min(end, query.end)
                 placed.append((start, cut, ModelMessage(message.body[: cut - start], message.time_ms, message.key)))
-        if wrong := next((OffsetInsideMessage(query.offset, start, end) for start, end, _ in placed if start < query.offset < end), None):
+        if query.offset < query.end and (wrong := found.inside(query.offset)):
             return wrong
         offset, first = query.offset, -1
         if query.since_ms is not None:

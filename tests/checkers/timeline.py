@@ -8,13 +8,14 @@ order of everything, and each answer can be judged by itself, at once. The state
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch_node.core.raft import entry as entries_of
-from anabranch_node.core.stream.commands import Append, Command, Create, Delete, decode_commands
-from anabranch_node.core.stream.results import Result
-from tests.checkers.stream_model import Model, split
+from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, PublishSnapshot, decode_commands
+from anabranch_node.core.stream.results import PointElsewhere, Result, StreamGone, StreamNotFound
+from tests.checkers.stream_model import Model, ModelStream, split
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +27,11 @@ class Life:
     ttl_s: int | None
     expires_at: str
     content: bytearray = field(default_factory=bytearray)
+    """From offset 0 on, in a fork with what it inherits; zeros for what lies before the earliest offset that it ever showed."""
     ends: set[int] = field(default_factory=lambda: {0})
     """Message boundaries."""
+    noted: int = 0
+    """Messages of its own so far."""
 
 
 class Version(NamedTuple):
@@ -35,6 +39,9 @@ class Version(NamedTuple):
     """None: there is no such stream."""
     tail: int
     closed: bool
+    earliest: int = 0
+    gone: bool = False
+    """Deleted or expired, and kept for its forks."""
 
 
 class Done(NamedTuple):
@@ -49,9 +56,11 @@ NOTHING = Version(None, 0, False)
 
 
 class Timeline:
-    """Of one group."""
+    """Of one group. `life_of` finds lives in all groups: what a fork inherits may be another group's."""
 
-    def __init__(self) -> None:
+    def __init__(self, life_of: Callable[[str, int], Life | None] | None = None) -> None:
+        self._life_of = life_of or (lambda name, incarnation: self.every_life.get((name, incarnation)))
+        self.every_life: dict[tuple[str, int], Life] = {}
         self.count = 0
         self.model = Model()
         self.tagged: dict[str, list[Done]] = {}
@@ -78,10 +87,13 @@ class Timeline:
     def _apply(self, index: int, place: int, command: Command) -> str:
         self.count += 1
         result = self.model.apply(index, place, command)
-        self._note(command.stream)
+        if stream := getattr(command, "stream", None):
+            self._note(stream)
         for name, life in list(self._lives.items()):  # the group's clock moved: whose time has come?
             if (life.ttl_s is not None or life.expires_at) and self.model.visible(name) is None:
                 self._note(name)
+        if isinstance(result, PointElsewhere):  # nothing happened: its asker looks elsewhere and comes again
+            return ""
         done = Done(self.count, command, result)
         if isinstance(command, Delete):
             self.deletes.setdefault(command.stream, []).append(done)
@@ -92,21 +104,38 @@ class Timeline:
         return mark
 
     def _note(self, name: str) -> None:
-        found = self.model.visible(name)
+        found = self.model.look(name)
         life = self._lives.get(name)
-        if found is None:
+        if isinstance(found, StreamNotFound):
             if life is not None:
                 del self._lives[name]
                 self._add_version(name, NOTHING)
             return
-        if life is None or life.incarnation != found.incarnation:
-            life = self._lives[name] = Life(found.incarnation, found.content_type, found.ttl_s, found.expires_at)
-        for message in found.messages[len(life.ends) - 1 :]:
-            life.content += message.body
-            life.ends.add(len(life.content))
-        version = Version(life, len(life.content), found.closed)
+        if isinstance(found, StreamGone):
+            version = self.latest(name)._replace(gone=True)
+        else:
+            if life is None or life.incarnation != found.incarnation:
+                life = self._begin(name, found)
+            for message in found.messages[life.noted :]:
+                life.noted += 1
+                life.content += message.body
+                life.ends.add(len(life.content))
+            version = Version(life, len(life.content), found.closed, found.earliest)
         if self.latest(name) != version:
             self._add_version(name, version)
+
+    def _begin(self, name: str, found: ModelStream) -> Life:
+        life = self._lives[name] = Life(found.incarnation, found.content_type, found.ttl_s, found.expires_at)
+        self.every_life[name, found.incarnation] = life
+        for part in found.ranges:
+            source = self._life_of(part.stream, part.incarnation)
+            assert source is not None, (name, part)
+            assert len(source.content) >= part.end, (name, part, len(source.content))
+            life.content += bytes(part.start - len(life.content)) + source.content[part.start : part.end]
+            life.ends |= {end for end in source.ends if part.start <= end < part.end} | {part.end}
+        life.content += bytes(found.start - len(life.content))
+        life.ends.add(found.start)
+        return life
 
     def _add_version(self, name: str, version: Version) -> None:
         self._positions.setdefault(name, []).append(self.count)
@@ -136,13 +165,14 @@ class Timeline:
 
 
 def mark_of(command: Command) -> str:
-    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create by a parameter of its content type."""
+    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create, and a snapshot, by a parameter of its content
+    type."""
     if isinstance(command, Append):
         return command.key or command.seq or ""
-    if isinstance(command, Create):
+    if isinstance(command, Create | CreateFork | PublishSnapshot):
         return command.content_type.partition("; try=")[2]
     return ""
 
 
-def messages_of(command: Append | Create) -> list[bytes]:
+def messages_of(command: Append | Create | CreateFork) -> list[bytes]:
     return split(command.body, command.lengths)

@@ -15,7 +15,7 @@ from anabranch_node.web.reply import render
 from anabranch_node.web.request import BadRequest, Head, parse
 from anabranch_proto.ids import group_of
 from tests.checkers.answers import Exchange, Judge
-from tests.checkers.timeline import Timeline
+from tests.checkers.timeline import Life, Timeline
 from tests.sim.chance import between
 from tests.sim.http_wire import Event, EventStream, Malformed, Response, parse_response
 from tests.sim.swarm import SECOND
@@ -55,11 +55,14 @@ class FrontDoor:
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = Random(f"front door {world.swarm.seed}")
-        self.timelines = {group: Timeline() for group in range(1, world.swarm.group_count + 1)}
+        self.timelines = {group: Timeline(self._life_of) for group in range(1, world.swarm.group_count + 1)}
         self.judge = Judge(self.timelines)
         self.open: dict[int, Call] = {}  # at a node, and not answered yet
         self._left_tokens: set[int] = set()
         self.counts: dict[str, int] = {}
+
+    def _life_of(self, name: str, incarnation: int) -> Life | None:
+        return self.timeline_of(name).every_life.get((name, incarnation))
 
     def timeline_of(self, stream: str) -> Timeline:
         return self.timelines[self.group_of(stream)]

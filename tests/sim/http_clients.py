@@ -45,11 +45,11 @@ class HttpClient:
         patience = 1 << min(self.timeouts, 6) if self.world.chaos_over else 1
         self.world.after(patience * self.rng.randint(1, 2 * (think_us or self.world.swarm.think_us)), self.act)
 
-    def ask(self, exchange: Exchange, method: str, query: str = "", headers: tuple[tuple[str, str], ...] = (), body: bytes = b"") -> Call:
+    def ask(self, exchange: Exchange, method: str, query: str = "", headers: tuple[tuple[str, str], ...] = (), body: bytes = b"", end: str = "") -> Call:
         world, rng = self.world, self.rng
         if rng.random() < 0.5:
             self.node = rng.choice(list(world.nodes))
-        path = PREFIX + exchange.stream.removeprefix(BUCKET) if exchange.stream else "/v1/streams"
+        path = PREFIX + exchange.stream.removeprefix(BUCKET) + end if exchange.stream else "/v1/streams"
         target = f"{path}?{query}" if query else path
         raw = [(name.encode(), value.encode()) for name, value in (("host", "sim:4437"), *headers)]
         call = Call(exchange, self, self.node, Head(method.encode(), target.encode(), raw), body)
@@ -123,7 +123,16 @@ class Writer(HttpClient):
             self._append(*self.pending)
             return
         stream = rng.choice(world.streams)
+        if world.swarm.fork_share and rng.random() < world.swarm.fork_share:
+            self._fork(rng.choice(list(world.forks)))
+            return
+        if world.swarm.publish_share and stream in world.mortal and rng.random() < world.swarm.publish_share:
+            self._publish(stream)
+            return
         what = rng.random()
+        if stream in world.forks and stream not in self.known:
+            self._look(stream)
+            return
         if stream not in self.known and what < 0.8:
             self._create(stream)
         elif what < world.swarm.read_share:
@@ -153,6 +162,8 @@ class Writer(HttpClient):
                 headers.append(("stream-expires-at", at.isoformat(timespec="milliseconds")))
             if rng.random() < 0.1:
                 headers.append(("stream-closed", "true"))
+            if world.swarm.retention_share and rng.random() < world.swarm.retention_share:
+                headers.append(rng.choice((("stream-retention-bytes", "200"), ("stream-retention-bytes", "20"), ("stream-retention-age", "1"))))
         if rng.random() < 0.3:
             body = self._body(stream)
         if rng.random() < world.swarm.mischief:
@@ -160,6 +171,37 @@ class Writer(HttpClient):
         exchange = Exchange(token, "PUT", stream, mark=f"c{token}", close=("stream-closed", "true") in headers)
         exchange.data = stored(body) if world.media[stream] == JSON and "json" in headers[0][1] else body
         self.wait_for(self.ask(exchange, "PUT", "", tuple(headers), body))
+
+    def _fork(self, stream: str) -> None:
+        """Of a stream with the same media type, sometimes of another fork; the source may be missing, closed, trimmed, deleted, or in another group."""
+        world, rng = self.world, self.rng
+        token = world.token()
+        alike = [name for name in world.streams if world.media[name] == world.media[stream] and name != stream]
+        source = rng.choice(alike or world.streams)
+        headers = [("content-type", f"{world.media[stream]}; try=c{token}"), ("stream-forked-from", PREFIX + source.removeprefix(BUCKET))]
+        anchor, sub_offset = None, 0
+        if self.offsets.get(source) and rng.random() < 0.6:
+            anchor = rng.choice(self.offsets[source][-20:])
+            headers.append(("stream-fork-offset", spelt(anchor)))
+            if rng.random() < 0.4:
+                sub_offset = rng.choice((1, 1, 2, 9))
+                headers.append(("stream-fork-sub-offset", str(sub_offset)))
+        if rng.random() < 0.2:
+            headers.append(("stream-ttl", str(rng.choice((1, 2, 4)))))
+        body = self._body(stream) if rng.random() < 0.2 else b""
+        exchange = Exchange(token, "PUT", stream, mark=f"c{token}", fork=(source, anchor, sub_offset))
+        exchange.data = stored(body) if world.media[stream] == JSON else body
+        self.wait_for(self.ask(exchange, "PUT", "", tuple(headers), body))
+
+    def _publish(self, stream: str) -> None:
+        world, rng = self.world, self.rng
+        if not self.offsets.get(stream):
+            return
+        token = world.token()
+        offset = rng.choice(self.offsets[stream][-20:]) + (rng.random() < world.swarm.mischief)
+        exchange = Exchange(token, "PUBLISH", stream, mark=f"p{token}", offset=offset, data=b"all before %d" % offset)
+        headers = (("content-type", f"text/plain; try=p{token}"),)
+        self.wait_for(self.ask(exchange, "PUT", "", headers, exchange.data, f"/snapshot/{spelt(offset)}"))
 
     def _body(self, stream: str) -> bytes:
         world, rng = self.world, self.rng
@@ -295,7 +337,7 @@ class Tailer(HttpClient):
 
     def _at_the_end(self) -> bool:
         latest = self.world.front_door.timeline_of(self.stream).latest(self.stream)
-        return latest.life is None or max(self.offset, 0) >= latest.tail
+        return latest.life is None or latest.gone or max(self.offset, 0) >= latest.tail
 
     def act(self) -> None:
         world, rng = self.world, self.rng
@@ -349,6 +391,8 @@ class Tailer(HttpClient):
             self.offset = int(response.headers["stream-next-offset"])
         elif response.status in (400, 404):
             self.offset = START
+        elif response.code == "trimmed":
+            self.offset = int(response.headers["stream-earliest-offset"])
 
 
 def stored(body: bytes) -> bytes:

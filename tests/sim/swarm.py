@@ -81,6 +81,11 @@ class Swarm:
     """Clients speak HTTP to any node, through its service; otherwise they ask its host directly, which finds more in Raft itself."""
     service: ServiceOptions = ServiceOptions()
     tailers: int = 0
+    fork_share: float = 0.0
+    """Of what writers do: making forks, of streams of any group, and now and then publishing a snapshot; deleting what they made."""
+    publish_share: float = 0.0
+    retention_share: float = 0.0
+    """Of the streams that may be deleted: with a bound in bytes or age."""
 
     @property
     def can_keep_up(self) -> bool:
@@ -178,6 +183,9 @@ def _over_http(swarm: Swarm, rng: Random) -> Swarm:
         duplication=0.0,
         faults=faults,
         skew_us=swarm.skew_us if rng.random() < 0.3 else (0,) * swarm.nodes,
+        fork_share=rng.choice((0.0, 0.0, 0.05, 0.2)),
+        publish_share=rng.choice((0.0, 0.0, 0.02, 0.1)),
+        retention_share=rng.choice((0.0, 0.0, 0.3)),
     )
 
 

@@ -97,6 +97,7 @@ class World:
         self._routing: Routing | None = None
         self.calm = False  # the chaos is over, and all had the time to notice
         self.clients: list[Any] = []
+        self.forks: dict[str, list[str]] = {}
         if swarm.http:
             self._open_to_http()
         else:
@@ -117,6 +118,15 @@ class World:
         self.streams = [*lasting, *mortal]
         self.mortal = set(mortal)
         self.media = {name: rng.choice((JSON, BINARY, TEXT)) for name in self.streams}
+        if swarm.fork_share:  # names that only forks are made under, in whichever group their hash says
+            sources = self.streams[:]
+            for number in range(4):
+                name = f"{BUCKET}fork{number}"
+                self.forks[name] = sources
+                self.group_of[name] = self.front_door.group_of(name)
+                self.media[name] = self.media[sources[number % len(sources)]]
+                self.mortal.add(name)
+                self.streams.append(name)
         # Two or more follow the same stream: a crowd, if they meet at a node.
         tailers = [Tailer(self, 100 + number, rng.choice(mortal) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
         self.clients = [*(Writer(self, number) for number in range(1, swarm.clients + 1)), *tailers]
@@ -247,6 +257,9 @@ class World:
                 if held is None or held.replica != replica or held.fenced or held.raft.applied != leader.log.last_index:
                     state = held and (held.replica, held.fenced, held.raft.applied)
                     return f"group {group} replica {replica} is not caught up: {state}, the leader is at {leader.log.last_index}"
+            machine = self.nodes[self.node_of[leader.id]].host.groups[group].machine
+            if self.swarm.http and (machine.outbox or machine.pending_pins()):
+                return f"group {group} still owes {machine.outbox}, and knows nothing of the forks of {machine.pending_pins()}"
         return self._unanswered() or next((busy for node in self.nodes.values() if (busy := resources.why_busy(node))), "")
 
     def _judge(self) -> None:
@@ -261,6 +274,8 @@ class World:
                 self._judge_machine(group, machines[0])
             for stream in (stream for stream, at in self.group_of.items() if at == group):
                 finals[stream] = _content(machines[0], stream)
+        if self.swarm.http:
+            self._judge_pins()
         wrong = self.front_door.judge.at_the_end()
         if wrong:
             raise self.violation(wrong)
@@ -270,6 +285,26 @@ class World:
         if violations:
             raise self.violation(f"{len(violations)} in the history, first: {violations[0]}")
 
+    def _judge_pins(self) -> None:
+        """After quiet time nobody keeps anything for a fork that is not there, and every fork has its pin."""
+        streams: dict[str, Any] = {}
+        for group in self.groups:
+            leader = self.leader(group)
+            assert leader is not None
+            streams.update(self.nodes[self.node_of[leader.id]].host.groups[group].machine._table.streams)
+        wanted, held = set(), set()
+        for name, stream in streams.items():
+            rare = stream.rare
+            if rare is None:
+                continue
+            if rare.gone and rare.pins is None:
+                raise self.violation(f"{name} was deleted and is kept for nobody")
+            if rare.fork is not None:
+                wanted.add((rare.fork.source, rare.fork.source_incarnation, rare.fork.uuid, name))
+            held |= {(name, stream.incarnation, uuid, pin.fork) for uuid, pin in (rare.pins or {}).items()}
+        if wanted != held:
+            raise self.violation(f"forks without a pin: {sorted(wanted - held)}; pins without a fork: {sorted(held - wanted)}")
+
     def _judge_machine(self, group: int, machine: Any) -> None:
         """The state itself against the model that replayed the same log, stream by stream."""
         timeline = self.front_door.timelines[group]
@@ -278,7 +313,7 @@ class World:
             raise self.violation(f"group {group} holds {sorted(held)} at {machine.now_ms}, its log makes {sorted(timeline.model.streams)}")
         for name, wanted in timeline.model.streams.items():
             stream = held[name]
-            content = b"".join(message.body for message in wanted.messages)
+            content = b"".join(message.body for start, _, message in wanted.placed() if start >= wanted.earliest)
             found = (stream.incarnation, stream.content_type, stream.rare is not None and stream.rare.closed)
             if found != (wanted.incarnation, wanted.content_type, wanted.closed) or _content(machine, name) not in (content, None):
                 raise self.violation(f"group {group}: {name} is {found}, its log makes something else")
@@ -403,7 +438,8 @@ class World:
 
 def _content(machine: Any, stream: str) -> bytes | None:
     pieces = []
-    offset = 0
+    held = machine._table.streams.get(stream)
+    offset = 0 if held is None else max(held.earliest, held.base)
     while True:
         found = machine.query(ReadAt(stream, offset, 1 << 20), 0)
         if not isinstance(found, ReadSlice):

@@ -33,6 +33,7 @@ from anabranch_node.core.stream.commands import (
 )
 from anabranch_node.core.stream.queries import (
     BucketCount,
+    ForkLook,
     Head,
     ListStreams,
     PointAt,
@@ -249,7 +250,7 @@ def test_garbage_is_refused_and_nothing_else(payload: bytes) -> None:
 SLICE = ReadSlice(9, 10, b"x", True, 5, "t", True, True, 10, True)
 RANGES = [Range("b/s", 65536, 3, 9)]
 RESULTS: dict[int, Result | QueryResult] = {
-    1: Created(0, False),
+    1: Created(0, False, True, 65536, "t"),
     2: Appended(0, 1, True),
     3: Deleted(65536),
     4: Touched(),
@@ -299,6 +300,7 @@ QUERIES: dict[int, Query] = {
     6: PointAt("b/s", 65536, 3, 9, 1, True),
     7: ReadSnapshot("b/s", -1, True),
     8: BucketCount("b"),
+    9: ForkLook("b/f", "b/s", None, 1, "t", 60, None, False, 300, 5),
 }
 
 

@@ -34,6 +34,7 @@ from anabranch_node.core.stream.queries import (
     NOW,
     START,
     BucketCount,
+    ForkLook,
     Head,
     ListStreams,
     PointAt,
@@ -50,7 +51,6 @@ from tests.unit.stream_model import IDLE_MS, PRODUCERS_MAX, lengths_of, small_li
 BUCKETS = BucketOpen in _APPLY
 NAMES = ["b/one", "b/two", "b/three", "c/one"]
 UUIDS = ["u1", "u2", "u3", "u4"]
-KEYS = [None, "", "k"]
 
 
 class Step(NamedTuple):
@@ -139,7 +139,7 @@ class Scribe:
 
     def _append(self, step: Step, now_ms: int) -> list[Command]:
         parts = [*self._parts(step), b"z" * (1 + step.size)]
-        at_ms = now_ms - 100 * step.pick if step.pick > 6 else None
+        at_ms = max(1, now_ms - 100 * step.pick) if step.pick > 6 else None
         key = "k" if step.flag else ""
         return [Append(step.name, b"".join(parts), now_ms, None, "", lengths_of(parts), step.pick == 6, None, key, at_ms)]
 
@@ -242,7 +242,7 @@ class Scribe:
 
 def play(histories: list[list[Step]], after: Callable[[StreamMachine, Model, int], StreamMachine]) -> tuple[StreamMachine, Model]:
     """Both do the same; `after` each entry somebody may look, and hand back the machine to go on with."""
-    machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
+    machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS, buckets_checked=BUCKETS)
     scribe = Scribe(model)
     index = 1
     first: list[Command] = [BucketOpen("b", 0, 0), BucketOpen("c", 0, 0)] if BUCKETS else []
@@ -319,28 +319,30 @@ def assert_answers(machine: StreamMachine, model: Model) -> None:
             same(ReadAt(name, 0, 9))
             continue
         same(ReadMessages(name, held.earliest, 9, held.incarnation + 1))
-        for offset in (START, NOW, *range(held.tail + 2)):
-            for key in KEYS:
-                for max_bytes in (1, 7, 100):
-                    same(ReadAt(name, offset, max_bytes, key), model.clock + 200)
-                same(ReadMessages(name, offset, 8, held.incarnation, key=key))
+        made = held.forked
+        for source, anchor, sub in {(s, a, o) for s in NAMES for a in (None, 0 if made is None else made.offset) for o in (0, 1)}:
+            same(ForkLook(name, source, anchor, sub, "", None, None, held.closed, held.retention_bytes, None))
+            same(ForkLook(name, source, anchor, sub, "text/plain", held.ttl_s, 300, False, None, held.retention_age_s))
+        for offset in (START, NOW, *range(0, held.tail + 2, 1 + held.tail // 20)):
+            for key, max_bytes in ((None, 1), (None, 7), (None, 100), ("", 7), ("k", 7)):
+                same(ReadAt(name, offset, max_bytes, key), model.clock + 200)
+            same(ReadMessages(name, offset, 8, held.incarnation, key="k" if offset % 2 else None))
         for since_ms in {0, model.clock, *[message.time_ms for message in held.messages], *[message.time_ms + 1 for message in held.messages]}:
             same(ReadAt(name, START, 9, None, since_ms))
             same(ReadMessages(name, START, 9, 0, key="k", since_ms=since_ms))
         for end in held.boundaries():
             same(ReadMessages(name, max(held.start, held.earliest), 20, end=max(end, held.earliest)))
-        for pin in held.pins.values():
-            for part in clipped(pin.pinned.ranges, held.start, held.tail):
-                assert_inherited(same, part, held)
+        parts = [part for pin in held.pins.values() for part in clipped(pin.pinned.ranges, held.start, held.tail)]
+        for part in parts[:2]:
+            assert_inherited(same, part, held)
 
 
 def assert_inherited(same: Callable[..., None], part: Range, held: ModelStream) -> None:
     if part.incarnation != held.incarnation:
         return
-    for offset in range(part.start, part.end + 1):
-        for key in KEYS:
-            for max_bytes in (1, 7, 100):
-                same(ReadInherited(part.stream, part.incarnation, offset, part.end, max_bytes, key))
+    for offset in range(part.start, part.end + 1, 1 + (part.end - part.start) // 20):
+        for key, max_bytes in ((None, 1), (None, 9), ("k", 9)):
+            same(ReadInherited(part.stream, part.incarnation, offset, part.end, max_bytes, key))
         for sub_offset in (0, 1, 2, 9):
             if offset < part.end:
                 same(PointAt(part.stream, part.incarnation, offset, part.end, sub_offset, held.is_json))

@@ -47,7 +47,7 @@ def read(stream: Stream, query: ReadAt | ReadMessages, now_ms: int) -> ReadResul
     tail, offset = stream.tail, query.offset
     if offset < 0 or query.since_ms is not None:
         if query.since_ms is not None:
-            offset = stream.earliest if stream.earliest < stream.base else _offset_since(stream, query.since_ms)
+            offset = stream.earliest if stream.earliest < stream.base else _offset_since(stream, query.since_ms, stream.earliest)
         elif offset not in (START, NOW):
             raise ValueError(f"offset {offset} is negative and no sentinel")
         else:
@@ -61,7 +61,7 @@ def read(stream: Stream, query: ReadAt | ReadMessages, now_ms: int) -> ReadResul
     assert stream.rare is not None
     assert stream.rare.fork is not None
     fork = stream.rare.fork
-    at = fork.offset if query.since_ms is None else _offset_since(stream, query.since_ms)
+    at = fork.offset if query.since_ms is None else _offset_since(stream, query.since_ms, fork.offset)
     own = _own(stream, query, at, now_ms)
     assert isinstance(own, ReadSlice | MessageSlice), own
     return Inherited(offset, [clipped(r, offset, fork.offset) for r in fork.ranges if r.end > offset and r.start < fork.offset], own)
@@ -94,7 +94,7 @@ def read_inherited(stream: Stream | None, query: ReadInherited) -> MessageSlice 
         return StreamNotFound(query.stream)
     offset, found = query.offset, -1
     if query.since_ms is not None:
-        offset = max(offset, _offset_since(stream, query.since_ms))
+        offset = _offset_since(stream, query.since_ms, offset)
         if offset >= query.end:
             return MessageSlice(query.end, query.end, b"", b"", stream.incarnation)
         found = offset
@@ -192,13 +192,14 @@ def _inside(chunk: Chunk | OpenChunk, offset: int) -> OffsetInsideMessage:
     return OffsetInsideMessage(offset, chunk.start + (chunk.ends[inside - 1] if inside else 0), chunk.start + chunk.ends[inside])
 
 
-def _offset_since(stream: Stream, since_ms: int) -> int:
-    """Where the first message of our own that is shown and was appended then or later begins; the tail if there is none."""
+def _offset_since(stream: Stream, since_ms: int, first: int) -> int:
+    """Where the first message of our own begins that was appended then or later, not before `first`: what is hidden from readers, a fork may still
+    inherit. The tail if there is none."""
     for chunk in stream.chunks():
         if chunk.times[-1] < since_ms:
             continue
         number = chunk.time_firsts[bisect_left(chunk.times, since_ms)]
-        return max(stream.earliest, chunk.start + (chunk.ends[number - 1] if number else 0))
+        return max(first, chunk.start + (chunk.ends[number - 1] if number else 0))
     return stream.tail
 
 
