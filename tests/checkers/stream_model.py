@@ -265,10 +265,10 @@ class Model:
     def _create(self, incarnation: int, command: Create | CreateFork) -> Result:
         name = command.stream
         bucket = name.split("/")[0]
-        if self.buckets_checked and bucket not in self.buckets_open:
-            return BucketUnknown(bucket)
         if isinstance(command, CreateFork) and command.uuid in self.refused:
             return ForkTooLate()
+        if self.buckets_checked and bucket not in self.buckets_open:
+            return BucketUnknown(bucket)
         found = self.look(name)
         if isinstance(found, StreamGone):
             return NameHeld(name)

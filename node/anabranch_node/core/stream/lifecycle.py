@@ -57,13 +57,13 @@ def why_absent(name: str, stream: Stream | None, now_ms: int) -> StreamNotFound 
 def create(table: StreamTable, command: Create | CreateFork, incarnation: int, now_ms: int) -> CreateResult:
     """Idempotent: the same settings again answer where the stream ends (a body is not appended again), other settings are refused."""
     name = command.stream
+    fork = _fork_of(command)
+    if fork is not None and fork.uuid in table.refused:
+        return ForkTooLate()
     unknown = fences.check(table, name)
     if unknown is not None:
         return unknown
     stream = table.streams.get(name)
-    fork = _fork_of(command)
-    if fork is not None and fork.uuid in table.refused:
-        return ForkTooLate()
     if stream is not None:
         absent = why_absent(name, stream, now_ms)
         if absent is None:
