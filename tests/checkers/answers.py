@@ -354,7 +354,9 @@ def _created(response: Response, result: Result) -> str:
 
 
 def _shown(versions: list[tuple[int, Version]]) -> str:
-    return "; ".join(
-        f"{position}: nothing" if life is None else f"{position}: {life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
-        for position, (life, tail, closed, earliest, gone) in versions[:6]
-    )
+    def shown(life: Life | None, tail: int, closed: bool, earliest: int, gone: bool) -> str:
+        if life is None:
+            return "nothing"
+        return f"{life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
+
+    return "; ".join(f"{position}: {shown(*version)}" for position, version in versions[:6])

@@ -45,7 +45,9 @@ class HttpClient:
         patience = 1 << min(self.timeouts, 6) if self.world.chaos_over else 1
         self.world.after(patience * self.rng.randint(1, 2 * (think_us or self.world.swarm.think_us)), self.act)
 
-    def ask(self, exchange: Exchange, method: str, query: str = "", headers: tuple[tuple[str, str], ...] = (), body: bytes = b"", end: str = "") -> Call:
+    def ask(
+        self, exchange: Exchange, method: str, query: str = "", headers: tuple[tuple[str, str], ...] = (), body: bytes = b"", end: str = ""
+    ) -> Call:
         world, rng = self.world, self.rng
         if rng.random() < 0.5:
             self.node = rng.choice(list(world.nodes))
