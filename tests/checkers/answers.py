@@ -159,7 +159,7 @@ class Judge:
         if not done:
             if exchange.fork is not None and response.status != 201:
                 return self._looked(exchange, response, timeline) or self._refuse(exchange, timeline)
-            if exchange.method == "PUBLISH" and code == "offset_inside_message":  # found out where a fork inherits
+            if exchange.method == "PUBLISH" and self._is_elsewhere(exchange, code, timeline):
                 return self._refuse(exchange, timeline)
             if response.status < 400 or code in _REFUSALS:
                 return "answered from a state of the log, where it is not"
@@ -176,6 +176,13 @@ class Judge:
             done_so = response.status == 204 and isinstance(result, SnapshotPublished) and result.offset == exchange.offset
             return "" if done_so else f"the log says {result}"
         return _created(response, result) if exchange.method == "PUT" else _appended(response, result)
+
+    def _is_elsewhere(self, exchange: Exchange, code: str, timeline: Timeline) -> bool:
+        """Found out where a fork inherits: no boundary, or the fork went away meanwhile."""
+        versions = [version for _, version in timeline.between(exchange.stream, exchange.low, timeline.count)]
+        if code == "offset_inside_message":
+            return any(version.life is not None and exchange.offset not in version.life.ends for version in versions)
+        return code == "stream_not_found" and any(version.life is None or version.gone for version in versions)
 
     def _looked(self, exchange: Exchange, response: Response, timeline: Timeline) -> str:
         """A fork that is there already is not made again."""
@@ -354,9 +361,9 @@ def _created(response: Response, result: Result) -> str:
 
 
 def _shown(versions: list[tuple[int, Version]]) -> str:
-    return "; ".join(
-        f"{position}: nothing"
-        if life is None
-        else f"{position}: {life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
-        for position, (life, tail, closed, earliest, gone) in versions[:6]
-    )
+    def shown(life: Life | None, tail: int, closed: bool, earliest: int, gone: bool) -> str:
+        if life is None:
+            return "nothing"
+        return f"{life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"
+
+    return "; ".join(f"{position}: {shown(*version)}" for position, version in versions[:6])

@@ -167,8 +167,8 @@ class Timeline:
 
 
 def mark_of(command: Command) -> str:
-    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create, and a snapshot, by a parameter of its content
-    type."""
+    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create and a snapshot by a parameter of their
+    content type."""
     if isinstance(command, Append):
         return command.key or command.seq or ""
     if isinstance(command, Create | CreateFork | PublishSnapshot):

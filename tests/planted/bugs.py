@@ -157,8 +157,8 @@ BUGS: tuple[Bug, ...] = (
         (
             (
                 "anabranch_node.core.stream.snapshot",
-                "producers = stream.producers or {}\n            yield StreamHead",
-                "producers = {}\n            yield StreamHead",
+                "            producers = stream.producers or {}\n            place",
+                "            producers = {}\n            place",
             ),
         ),
     ),
@@ -419,11 +419,8 @@ BUGS: tuple[Bug, ...] = (
         (
             (
                 "anabranch_node.core.stream.machine",
-                "        if stream is None or not self._is_visible(stream):\n            return StreamNotFound(query.stream)",
-                (
-                    "        if stream is None or (stream.rare is not None and stream.rare.is_due(now_ms)):\n"
-                    "            return StreamNotFound(query.stream)"
-                ),
+                "        absent = lifecycle.why_absent(query.stream, stream, self.now_ms)\n",
+                "        absent = lifecycle.why_absent(query.stream, stream, now_ms)\n",
             ),
         ),
         http=True,
@@ -448,6 +445,63 @@ BUGS: tuple[Bug, ...] = (
                 SERVICE + "listing",
                 "        if not isinstance(result, StreamPage):\n",
                 "        if not isinstance(result, StreamPage):\n            result = StreamPage([], False)\n        if False:\n",
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "pins left out of the Raft snapshot",
+        "a replica that was restored frees what forks stand on",
+        (("anabranch_node.core.stream.snapshot", "    if rare.pins is not None:\n", "    if rare.pins is not None and not piece_bytes_max:\n"),),
+        http=True,
+    ),
+    Bug(
+        "earliest offset left out of the Raft snapshot",
+        "a replica that was restored shows what the others have trimmed",
+        (("anabranch_node.core.stream.snapshot", "record.start, record.start, record.earliest)", "record.start, record.start, record.start)"),),
+        http=True,
+    ),
+    Bug(
+        "unpin acknowledged when it is sent",
+        "it gets lost, and the source is kept for ever",
+        (
+            (
+                SERVICE + "cross",
+                "                    if self._may_send((group.id, number), uptime_ms):\n",
+                (
+                    "                    if self._may_send((group.id, number), uptime_ms):\n"
+                    "                        self._service.ask_group(group.id, True, AckOutbox([number], 0), _nobody_waits)\n"
+                ),
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "uuid of a fork that was given up not refused",
+        "a late create makes a fork of bytes that nobody keeps",
+        (("anabranch_node.core.cross.pins", "        table.refused.add(command.uuid)\n", "        pass\n"),),
+        http=True,
+    ),
+    Bug(
+        "trimmed although a fork needs it",
+        "what the fork inherits is gone",
+        (
+            (
+                "anabranch_node.core.stream.lifecycle",
+                "    if stream.rare is not None and stream.rare.pins is not None:\n        needed",
+                "    if stream.rare is None and stream.rare.pins is not None:\n        needed",
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "published snapshot does not hide what it replaces",
+        "bootstrap and reads disagree about where the stream begins",
+        (
+            (
+                "anabranch_node.core.stream.lifecycle",
+                "command.body)\n    stream.earliest = offset\n",
+                "command.body)\n",
             ),
         ),
         http=True,

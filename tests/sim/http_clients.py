@@ -175,7 +175,7 @@ class Writer(HttpClient):
         self.wait_for(self.ask(exchange, "PUT", "", tuple(headers), body))
 
     def _fork(self, stream: str) -> None:
-        """Of a stream with the same media type, sometimes of another fork; the source may be missing, closed, trimmed, deleted, or in another group."""
+        """Of a stream with the same media type, or of another fork; the source may be missing, closed, trimmed, deleted, or another group's."""
         world, rng = self.world, self.rng
         token = world.token()
         alike = [name for name in world.streams if world.media[name] == world.media[stream] and name != stream]
