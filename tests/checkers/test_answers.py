@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from anabranch_node.core.raft import entry as entries_of
-from anabranch_node.core.stream.commands import Append, Command, Create, Delete, Producer, encode_commands
+from anabranch_node.core.stream.commands import Append, BucketOpen, Command, Create, Delete, Producer, encode_commands
 from tests.checkers.answers import NOW, START, Exchange, Judge
 from tests.checkers.timeline import Timeline
 from tests.sim.http_wire import Event, EventStream, Malformed, Response, parse_response
@@ -20,6 +20,7 @@ class Log:
         self.timeline = Timeline()
         self.judge = Judge({1: self.timeline})
         self._index = 0
+        assert self.commit(BucketOpen("_default", 0, 0)) == ""
 
     def commit(self, *commands: Command) -> str:
         self._index += 1
