@@ -49,6 +49,7 @@ test: $(STAMP) ## everything below in its short form: unit, 300 simulation seeds
 	$(STAGE) sim 400 $(PY) -m tests.sim.run --seeds 300 --from 0 --jobs $(JOBS)
 	$(STAGE) planted 240 $(PY) -m tests.planted.run --short
 	$(STAGE) conformance 400 $(PY) -m tests.conformance.run
+	$(STAGE) extensions 240 $(PY) -m tests.conformance.extensions.run
 	$(STAGE) clients 240 $(PY) -m tests.clients.run
 	$(STAGE) chaos 240 $(PY) -m tests.process.chaos --seconds 60
 	$(STAGE) limits 120 $(PY) -m tests.process.limits
@@ -76,8 +77,9 @@ scripts: $(STAMP) ## run the readable Raft scripts; REWRITE=1 writes their expec
 	@$(PY) -m $(if $(REWRITE),tests.scripts.rewrite,pytest -q tests/unit/test_raft_scripts.py)
 
 .PHONY: conformance
-conformance: $(STAMP) ## the public protocol suite against one node, and against three through a connection spreader
+conformance: $(STAMP) ## the public protocol suite against one node, and against three through a connection spreader; then our own of the extensions
 	@$(PY) -m tests.conformance.run
+	@$(PY) -m tests.conformance.extensions.run
 
 .PHONY: chaos
 chaos: $(STAMP) ## three real nodes killed, paused and cut off under load, and the history judged: MINUTES=5 SEED=7

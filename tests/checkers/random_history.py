@@ -21,6 +21,7 @@ from anabranch_node.core.stream.results import (
 )
 from tests.checkers import history as h
 from tests.checkers.history import History, Op
+from tests.checkers.opened import OpenedMachine
 
 STREAM = "b/s"
 TYPES = ("text/plain", "text/plain", "text/plain", "application/json")
@@ -29,7 +30,7 @@ TYPES = ("text/plain", "text/plain", "text/plain", "application/json")
 def correct(rng: Random, op_count: int) -> tuple[list[Op], bytes | None]:
     """Clients invoke, the machine applies in some order, answers arrive in another, or never. A lost answer may belong to an op that
     still takes effect, and a refused one never does."""
-    machine = StreamMachine()
+    machine = OpenedMachine()
     history = History()
     producers = [("p", 0), ("q", 3)] if rng.random() < 0.8 else []
     next_seq: dict[tuple[str, int], int] = {}
@@ -245,7 +246,7 @@ CHANGES: list[Change] = [_change_final, _change_times, _squeeze, _change_answer,
 
 def long(rng: Random, stream_count: int, op_count: int) -> tuple[list[Op], dict[str, bytes | None]]:
     """A long correct history of several streams, 16 clients at a time, one answer in a hundred lost: for speed and for finding one lie."""
-    machine = StreamMachine()
+    machine = OpenedMachine()
     history = History()
     names = [f"b/{number}" for number in range(stream_count)]
     tails = dict.fromkeys(names, 0)

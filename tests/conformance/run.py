@@ -1,8 +1,9 @@
 """`make conformance`: the public protocol suite against (a) one node, (b) three nodes through a connection spreader.
 
-Every test outside the fork groups (a later issue) must pass; the exact counts are printed and compared with expected.json, so that a test that
-silently disappears is seen too. `--reference` runs the suite against its authors' own server, which proves the runner and not us. Not here: what
-the suite checks; that is the npm package's."""
+Every test must pass; the exact counts are printed and compared with expected.json, so that a test that silently disappears is seen too.
+`--reference` runs the suite against its authors' own server, which proves the runner and not us. `--target three-nodes-kill` kills the node that
+leads most groups every 10 s meanwhile and counts what fails, with the suite's own retries only; no count is expected there. Not here: what the
+suite checks (that is the npm package's), our extensions (extensions/run.py)."""
 
 import argparse
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conformance import node_cache
+from tests.conformance.leader_killer import LeaderKiller
 from tests.process.cluster import Cluster, free_port
 from tests.process.spreader import Spreader
 
@@ -25,14 +27,12 @@ EXPECTED = HERE / "expected.json"
 LONG_POLL_TIMEOUT_MS = 1000
 """The suite wants less than about 4.5 s; a second keeps the run short and is longer than any hiccup of two busy cores."""
 SUITE_TIMEOUT_S = 420
-EXCLUDED = "Fork - "
-"""How the titles of the excluded groups begin."""
+TARGETS = ("one-node", "three-nodes", "three-nodes-kill", "reference")
 
 
 class Counts(NamedTuple):
     passed: int
     failed: int
-    excluded: int
     skipped: int
     """Left out by the suite itself: subscriptions are off."""
 
@@ -41,26 +41,25 @@ class SuiteBroken(RuntimeError):
     """vitest did not give a report: nothing can be said about the server."""
 
 
-def run_suite(base_url: str, pattern: str = "", with_forks: bool = False) -> tuple[Counts, list[str]]:
+def run_suite(base_url: str, pattern: str = "") -> tuple[Counts, list[str]]:
     """Counts, and the failures with their first line each."""
     cache = node_cache.ensure()
     test_file = node_cache.stage(HERE / "suite.test.mjs")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        name_pattern = pattern or ("" if with_forks else f"^(?!.*{EXCLUDED})")
         command = ["node", str(cache / "node_modules/vitest/vitest.mjs"), "run", "--root", str(cache), test_file.name, "--reporter=json"]
-        command += [f"--outputFile={report}", "--testTimeout=30000", *(["-t", name_pattern] if name_pattern else [])]
+        command += [f"--outputFile={report}", "--testTimeout=30000", *(["-t", pattern] if pattern else [])]
         env = {**os.environ, "STREAMS_URL": base_url, "LONG_POLL_TIMEOUT_MS": str(LONG_POLL_TIMEOUT_MS), "NO_COLOR": "1"}
         done = subprocess.run(command, cwd=cache, env=env, capture_output=True, text=True, timeout=SUITE_TIMEOUT_S, check=False)
         if not report.exists():
             raise SuiteBroken(f"vitest ended with {done.returncode} and no report\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-        return read_report(json.loads(report.read_text()), with_forks)
+        return read_report(json.loads(report.read_text()))
 
 
-def read_report(report: dict[str, object], with_forks: bool) -> tuple[Counts, list[str]]:
+def read_report(report: dict[str, object]) -> tuple[Counts, list[str]]:
     files = report["testResults"]
     assert isinstance(files, list)
-    passed = failed = excluded = skipped = 0
+    passed = failed = skipped = 0
     failures: list[str] = []
     for test in (test for file in files for test in file["assertionResults"]):
         if test["status"] == "passed":
@@ -69,13 +68,11 @@ def read_report(report: dict[str, object], with_forks: bool) -> tuple[Counts, li
             failed += 1
             lines = "".join(test["failureMessages"]).strip().splitlines() or ["no message"]
             failures.append(f"{test['fullName'].strip()}\n    {lines[0][:300]}")
-        elif not with_forks and any(title.startswith(EXCLUDED) for title in test["ancestorTitles"]):
-            excluded += 1
         else:
             skipped += 1
     if passed + failed == 0:
         raise SuiteBroken(f"no test ran: {[file.get('message') for file in files]}")
-    return Counts(passed, failed, excluded, skipped), failures
+    return Counts(passed, failed, skipped), failures
 
 
 @contextmanager
@@ -85,12 +82,16 @@ def server_under_test(target: str) -> Iterator[str]:
         if target == "reference":
             yield stack.enter_context(reference_server())
             return
-        nodes = 3 if target == "three-nodes" else 1
+        nodes = 1 if target == "one-node" else 3
         cluster = stack.enter_context(Cluster(nodes, env={"ANABRANCH_LONG_POLL_TIMEOUT_MS": str(LONG_POLL_TIMEOUT_MS)}))
         if nodes == 1:
             yield cluster.nodes[0].base_url
-        else:
-            yield stack.enter_context(Spreader([node.client for node in cluster.nodes])).base_url
+            return
+        spreader = stack.enter_context(Spreader([node.client for node in cluster.nodes]))
+        killer = stack.enter_context(LeaderKiller(cluster)) if target == "three-nodes-kill" else None
+        yield spreader.base_url
+        if killer is not None:
+            print(f"conformance {target}: killed {len(killer.killed)} times: {', '.join(killer.killed)}")
 
 
 @contextmanager
@@ -112,10 +113,9 @@ def reference_server(data: Path | None = None) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.run", description="Run the public protocol suite against us.")
-    parser.add_argument("--target", action="append", choices=("one-node", "three-nodes", "reference"), help="default: one-node and three-nodes")
+    parser.add_argument("--target", action="append", choices=TARGETS, help="default: one-node and three-nodes")
     parser.add_argument("--reference", action="store_true", help="the same as --target reference")
     parser.add_argument("--url", help="a server that runs already, instead of starting one")
-    parser.add_argument("--with-forks", action="store_true", help="run the fork groups too")
     parser.add_argument("-t", "--tests", default="", help="only the tests whose names match this regular expression; counts are not compared")
     parser.add_argument("--pin", action="store_true", help="write the counts that were seen into expected.json")
     options = parser.parse_args()
@@ -125,18 +125,18 @@ def main() -> int:
     for target in ["url"] if options.url else targets:
         started = time.monotonic()
         if options.url:
-            counts, failures = run_suite(options.url, options.tests, options.with_forks)
+            counts, failures = run_suite(options.url, options.tests)
         else:
             with server_under_test(target) as base_url:
-                counts, failures = run_suite(base_url, options.tests, options.with_forks)
+                counts, failures = run_suite(base_url, options.tests)
         for failure in failures:
             print(f"  FAILED {failure}")
-        shown = f"{counts.passed} passed, {counts.failed} failed, {counts.excluded} excluded (forks), {counts.skipped} skipped (subscriptions)"
+        shown = f"{counts.passed} passed, {counts.failed} failed, {counts.skipped} skipped (subscriptions)"
         print(f"conformance {target}: {shown}, {time.monotonic() - started:.0f} s", flush=True)
-        if options.pin:
+        if options.pin and not (options.tests or options.url or target == "three-nodes-kill"):
             expected[target] = counts._asdict()
             EXPECTED.write_text(json.dumps(expected, indent=2) + "\n")
-        elif options.tests or options.with_forks or options.url:
+        elif options.tests or options.url or target == "three-nodes-kill":
             wrong |= counts.failed > 0
         elif expected.get(target) != counts._asdict():
             wrong = True

@@ -16,7 +16,7 @@ import aiohttp
 
 from tests.checkers import stream_checker
 from tests.process import load as clients
-from tests.process.cluster import Node
+from tests.process.cluster import Node, led_groups
 from tests.process.load import Load
 from tests.process.partition import PartitionedCluster
 
@@ -71,14 +71,8 @@ class Chaos:
         await watch
         await asyncio.to_thread(self.cluster.wait_ready, victim, HEAL_TIMEOUT_S)
 
-    async def _status(self, node: Node) -> dict[str, object]:
-        return await asyncio.to_thread(node.status, 1.0)
-
     async def _led_by(self, node: Node) -> set[int]:
-        status = await self._status(node)
-        groups = status.get("groups", [])
-        assert isinstance(groups, list)
-        return {int(each["group"]) for each in groups if each.get("role") == "leader"}
+        return led_groups(await asyncio.to_thread(node.status, 1.0))
 
     async def _watch_failover(self, victim: Node, groups: set[int], struck: float) -> None:
         """When does somebody else (or the victim's next life) lead each group again? Asked of the survivors every 50 ms."""

@@ -231,6 +231,11 @@ def group_leaders(status: dict[str, Any]) -> dict[int, int]:
     return {int(each["group"]): int(each.get("leader_node", 0)) for each in groups}
 
 
+def led_groups(status: dict[str, Any]) -> set[int]:
+    """The groups that the node which told this status leads itself."""
+    return {int(each["group"]) for each in status.get("groups", []) if each.get("role") == "leader"}
+
+
 def cpu_seconds(pids: list[int]) -> float:
     """User and system time that these processes have used so far."""
     ticks = os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,7 @@
 """A few nodes, each the whole service over a disk that syncs at once, and a network that a test cuts by hand. No sockets, no threads, no clock.
 
+Group 0 is the meta group with the real MetaMachine; the view, which no test here changes, is told to all by hand.
+
 The tests of the service say what a client asks and what it is answered; frames, syncs and turns in between happen here."""
 
 from collections import deque
@@ -7,6 +9,7 @@ from random import Random
 from typing import Any
 
 from anabranch_node.core import effects as fx
+from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.cluster.machine import MetaMachine
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, ReplicaPlace
@@ -17,13 +20,26 @@ from anabranch_node.engine import envelope
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
-from anabranch_node.service.effects import Abort, Begin, Broadcast, End, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken
+from anabranch_node.service.effects import (
+    Abort,
+    Ask,
+    Begin,
+    Broadcast,
+    End,
+    FramesDropped,
+    Piece,
+    RequestArrived,
+    RequestGone,
+    Respond,
+    Taken,
+    Told,
+)
 from anabranch_node.service.live import LiveOptions
 from anabranch_node.service.service import Service, ServiceOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
-from anabranch_node.web.request import Head, parse
-from anabranch_proto.ids import NodeIdentity
+from anabranch_node.web.request import Head, Kind, Request, parse
+from anabranch_proto.ids import META_GROUP, NodeIdentity
 
 TICK_MS = 50
 START_MS = 1_800_000_000_000
@@ -49,6 +65,7 @@ class Node:
         self.aborted: set[int] = set()
         self.clients_take = True
         """Whether the clients take the pieces of a paced response as they come."""
+        self.told: dict[int, Any] = {}
         self.turns_wanted = 0
         """Turns that the service asked for because it has more to do."""
         self.host.start([], {}, {})
@@ -82,6 +99,8 @@ class Node:
                     self.streams[token] = self.streams.get(token, b"") + effect.data
                 if isinstance(effect, End):
                     self.ended.update(effect.tokens)
+            elif isinstance(effect, Told):
+                self.told[effect.token] = effect.result
             elif isinstance(effect, fx.TurnAgain):
                 self.turns_wanted += 1
         if self.wal.ticket > self.wal.synced_ticket and not self.disk_stalls:
@@ -89,17 +108,17 @@ class Node:
 
 
 class World:
-    """Every group has its replicas on `holders`, the preferred leader's first (another one for each group); `extra` nodes hold nothing."""
+    """Groups 0 to `groups` have replicas on `holders`, the preferred leader's first (with `spread` another one for each); `extra` nodes none."""
 
-    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1) -> None:
+    def __init__(self, holders: int = 3, extra: int = 0, options: ServiceOptions | None = None, groups: int = 1, spread: bool = False) -> None:
         self.options = options or ServiceOptions(live=LiveOptions(long_poll_timeout_ms=1_000, sse_keep_alive_ms=500, sse_rotate_ms=60_000))
         self.now_ms = START_MS
         numbers = range(1, holders + extra + 1)
         nodes = [NodeInfo(number, f"n{number}", 0xA0 + number, 1, "", "", "", "", "active") for number in numbers]
         placements = []
-        for group in range(GROUP, GROUP + groups):
+        for group in range(groups + 1):
             places = [ReplicaPlace(10 * group + number, number) for number in range(1, holders + 1)]
-            shift = (group - GROUP) % holders
+            shift = max(0, group - GROUP) % holders if spread else 0
             placements.append(GroupPlacement(group, places[shift:] + places[:shift]))
         self.view = ClusterView(1, "c1", groups, min(3, holders), nodes, placements)
         self.wire: deque[tuple[int, int, bytes]] = deque()
@@ -113,6 +132,8 @@ class World:
         self.token = 0
         self.nodes = {number: Node(self, number) for number in numbers}
         self.ticks(40)
+        first = RegisterNode("n1", 0xA1, 1, "", "", "", "", 0)
+        assert self.told(1, META_GROUP, True, InitCluster("c1", groups, 1, first, 0)).created
 
     def carry(self, source: int, effect: fx.SendFrame) -> bool:
         way = (source, effect.node)
@@ -158,7 +179,10 @@ class World:
 
     @property
     def leader(self) -> int:
-        (leader,) = [number for number, node in self.nodes.items() if node.up and GROUP in node.host.leads()]
+        return self.leader_of(GROUP)
+
+    def leader_of(self, group: int) -> int:
+        (leader,) = [number for number, node in self.nodes.items() if node.up and group in node.host.leads()]
         return leader
 
     def follower(self) -> int:
@@ -168,10 +192,13 @@ class World:
 
     def ask(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> int:
         """Send a request to a node, without waiting for its answer. Header names are written with underscores."""
-        self.token += 1
         raw = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
         path = target if target.startswith("/") else f"/v1/stream/{target}"
         request = parse(Head(method.encode(), path.encode(), [(b"host", b"h"), *raw]))
+        return self.send(number, request, body)
+
+    def send(self, number: int, request: Request, body: bytes = b"") -> int:
+        self.token += 1
         self.nodes[number].inbox.append(RequestArrived(self.token, request, body))
         return self.token
 
@@ -180,13 +207,26 @@ class World:
 
     def do(self, number: int, method: str, target: str, body: bytes = b"", **headers: str) -> bytes:
         """The answer of what needs no more time than a heartbeat takes to tell a follower what is committed."""
-        token = self.ask(number, method, target, body, **headers)
+        return self.answer(number, self.ask(number, method, target, body, **headers))
+
+    def answer(self, number: int, token: int, ticks_max: int = 20) -> bytes:
         self.settle()
-        for _ in range(20):
+        for _ in range(ticks_max):
             if token in self.nodes[number].answers:
                 break
             self.ticks(1)
         return self.nodes[number].answers[token]
+
+    def bucket(self, number: int, kind: Kind, bucket: str, **fields: Any) -> bytes:
+        return self.answer(number, self.send(number, Request(kind, bucket=bucket, **fields)))
+
+    def told(self, number: int, group: int, write: bool, payload: Any) -> Any:
+        """What that node is told that asks a group for itself."""
+        self.token += 1
+        self.nodes[number].inbox.append(Ask(self.token, group, write, payload))
+        self.settle()
+        self.ticks(3)
+        return self.nodes[number].told[self.token]
 
     def create(self, target: str = "s", **headers: str) -> None:
         assert status(self.do(self.leader, "PUT", target, content_type="text/plain", **headers)) == 201

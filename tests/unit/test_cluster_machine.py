@@ -5,13 +5,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch_node.core.cluster.commands import Command, InitCluster, PlaceGroups, PlaceMeta, RegisterNode
+from anabranch_node.core.cluster import buckets
+from anabranch_node.core.cluster.buckets import place_behind, place_of
+from anabranch_node.core.cluster.commands import (
+    BucketCreate,
+    BucketDelete,
+    BucketDeleted,
+    BucketRestored,
+    Command,
+    InitCluster,
+    PlaceGroups,
+    PlaceMeta,
+    RegisterNode,
+)
 from anabranch_node.core.cluster.machine import FIRST_REPLICA, MetaMachine
-from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRefused, NodeRegistered, Placed, Result
+from anabranch_node.core.cluster.queries import BucketLook
+from anabranch_node.core.cluster.results import (
+    BucketAbsent,
+    BucketReserved,
+    BucketState,
+    ClusterInitialized,
+    ClusterRefusal,
+    NodeRefused,
+    NodeRegistered,
+    Placed,
+    Result,
+    TooManyBuckets,
+)
 from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import decode_view, encode_view
 from anabranch_node.core.raft import entry
-from anabranch_proto.formats import Damaged
+from anabranch_proto.formats import Damaged, NewerFormat
 from anabranch_proto.ids import group_of
 
 
@@ -66,11 +90,16 @@ def test_groups_are_placed_once_and_only_as_the_cluster_is_made() -> None:
     assert view is not None and [[at.node_id for at in group.replicas] for group in view.groups] == [[1], *place.nodes]
 
 
+BUCKETS = st.sampled_from(["_default", "agents", "users"])
 COMMANDS = st.lists(
     st.one_of(
         st.just(INIT),
         st.builds(register, st.sampled_from(["a", "b", "c", "d"]), st.integers(1, 5), st.integers(1, 4)),
         st.builds(PlaceMeta, st.integers(0, 6), st.integers(0, 99)),
+        st.builds(BucketCreate, BUCKETS, st.integers(0, 99)),
+        st.builds(BucketDelete, BUCKETS, st.integers(0, 99)),
+        st.builds(BucketDeleted, BUCKETS, st.integers(1, 25).map(lambda index: place_of(index, 0)), st.integers(0, 99)),
+        st.builds(BucketRestored, BUCKETS, st.integers(1, 25).map(lambda index: place_of(index, 0)), st.integers(0, 99)),
         st.builds(PlaceGroups, st.lists(st.permutations([1, 2, 3]), min_size=4, max_size=4), st.integers(0, 99)),
     ),
     max_size=25,
@@ -130,3 +159,91 @@ def test_routing_follows_the_view() -> None:
     assert routing.group_of("_default/a/b") == routing.group_of("_default/a/b") == group_of("_default", "a/b", 4)
     assert [routing.place(2, tries) for tries in range(4)] == [(2, 12), (3, 13), (1, 999), (2, 12)]
     assert routing.place(9, 0) is None
+
+
+# --- buckets ---------------------------------------------------------------------------------------------------------------------
+
+
+def look(machine: MetaMachine, bucket: str) -> object:
+    return machine.query(BucketLook(bucket), 0)
+
+
+def test_init_makes_the_default_bucket_and_nobody_deletes_it() -> None:
+    machine, results = applied(INIT, BucketDelete("_default", 0), BucketCreate("_default", 9))
+    at = place_of(1, 0)
+    assert results[1:] == [BucketReserved("_default"), BucketState("_default", "open", at, at, place_of(3, 0), 0)]
+    assert look(machine, "_default") == BucketState("_default", "open", at, at, place_behind(3), 0)
+
+
+def test_without_a_cluster_there_are_no_buckets() -> None:
+    machine, results = applied(BucketCreate("agents", 0))
+    assert isinstance(results[0], ClusterRefusal) and isinstance(look(machine, "agents"), ClusterRefusal)
+
+
+def test_a_bucket_is_made_once_and_deleted_in_two_steps() -> None:
+    machine, results = applied(
+        INIT, BucketCreate("agents", 5), BucketCreate("agents", 6), BucketDelete("agents", 7), BucketDelete("agents", 8), BucketCreate("agents", 9)
+    )
+    made, gone = place_of(2, 0), place_of(4, 0)
+    assert results[1:3] == [BucketState("agents", "open", made, made, place_of(index, 0), 5) for index in (2, 3)]
+    assert results[3:] == [BucketState("agents", "deleting", made, gone, place_of(index, 0), 5) for index in (4, 5, 6)]
+    assert [(bucket.name, bucket.since_index) for bucket in machine.deleting()] == [("agents", gone)]
+    assert machine.apply_commands(7, [BucketDeleted("agents", gone, 0)]) == [BucketAbsent("agents", place_of(7, 0))]
+    assert machine.deleting() == [] and look(machine, "agents") == BucketAbsent("agents", place_behind(7))
+    assert machine.apply_commands(8, [BucketDelete("agents", 0), BucketCreate("agents", 11)]) == [
+        BucketAbsent("agents", place_of(8, 0)),
+        BucketState("agents", "open", place_of(8, 1), place_of(8, 1), place_of(8, 1), 11),
+    ]
+
+
+def test_a_restored_bucket_is_the_same_one_since_a_later_place() -> None:
+    machine, _ = applied(INIT, BucketCreate("agents", 5), BucketDelete("agents", 7))
+    made = place_of(2, 0)
+    restored = BucketState("agents", "open", made, place_of(4, 0), place_of(4, 0), 5)
+    assert machine.apply_commands(4, [BucketRestored("agents", place_of(3, 0), 0)]) == [restored]
+    assert machine.deleting() == []
+
+
+@pytest.mark.parametrize("late", [BucketDeleted, BucketRestored])
+def test_the_decision_of_an_earlier_round_changes_nothing(late: type[BucketDeleted] | type[BucketRestored]) -> None:
+    first, second = place_of(3, 0), place_of(5, 0)
+    machine, _ = applied(
+        INIT,
+        BucketCreate("agents", 5),
+        BucketDelete("agents", 0),
+        BucketRestored("agents", first, 0),
+        BucketDelete("agents", 0),
+        late("agents", first, 0),
+    )
+    assert [(bucket.name, bucket.since_index) for bucket in machine.deleting()] == [("agents", second)]
+    machine, _ = applied(INIT, BucketCreate("agents", 5), late("agents", place_of(2, 0), 0))
+    assert isinstance(look(machine, "agents"), BucketState), "it is open"
+
+
+def test_what_one_entry_says_before_and_after_a_delete_differs() -> None:
+    """Or a group would take the open that the create led to for one that is newer than the fence (core/cross/fences.py)."""
+    machine, _ = applied(INIT, BucketCreate("agents", 0))
+    before, after = machine.apply_commands(3, [BucketCreate("agents", 0), BucketDelete("agents", 0)])
+    assert isinstance(before, BucketState) and isinstance(after, BucketState)
+    assert before.meta_index < after.since_index
+
+
+def test_buckets_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKETS_MAX", 3)
+    machine, results = applied(INIT, *(BucketCreate(f"agents-{number}", 0) for number in range(3)))
+    assert isinstance(results[2], BucketState) and results[3] == TooManyBuckets("agents-2", 3)
+    assert isinstance(machine.apply_commands(5, [BucketCreate("agents-1", 0)])[0], BucketState), "it exists"
+    machine.apply_commands(6, [BucketDelete("agents-0", 0)])
+    machine.apply_commands(7, [BucketDeleted("agents-0", place_of(6, 0), 0)])
+    assert isinstance(machine.apply_commands(8, [BucketCreate("agents-2", 0)])[0], BucketState)
+
+
+def test_a_snapshot_without_buckets_still_reads() -> None:
+    """From the time before there were any: version 1 had six fields."""
+    machine, _ = applied(INIT)
+    (whole,) = machine.freeze().slices(1 << 20)
+    fields = msgspec.msgpack.decode(whole)
+    old = MetaMachine.restore([msgspec.msgpack.encode([1, *fields[1:6]])])
+    assert old.view() == machine.view() and look(old, "_default") == BucketAbsent("_default", place_behind(1))
+    with pytest.raises(NewerFormat):
+        MetaMachine.restore([msgspec.msgpack.encode([3, *fields[1:]])])

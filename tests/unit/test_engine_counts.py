@@ -6,18 +6,18 @@ from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import RaftOptions
 from anabranch_node.core.stream.commands import Append, Create
-from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.engine.counts import COMMIT_BITS_MAX, Counts
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
 from anabranch_proto.ids import NodeIdentity
+from tests.checkers.opened import OpenedMachine
 
 
 def leading_host() -> tuple[Host, Wal]:
     me = NodeIdentity("c1", 1, 0xA)
     wal = Wal(me, WalOptions(segment_bytes=64 << 20))
-    host = Host(me, HostOptions(raft=RaftOptions(election_ticks=10, heartbeat_ticks=2)), StreamMachine, Random(1), 1, wal)
+    host = Host(me, HostOptions(raft=RaftOptions(election_ticks=10, heartbeat_ticks=2)), OpenedMachine, Random(1), 1, wal)
     host.start([], {}, {})
     host.turn(0, [fx.ReplicaCreate(1, 7, Configuration((7,)))])
     for _ in range(30):

@@ -36,6 +36,7 @@ from anabranch_node.wal.recovery import RecoveredReplica
 from anabranch_node.wal.wal import Wal
 from anabranch_proto import formats
 from anabranch_proto.ids import NodeIdentity
+from tests.checkers.opened import OpenedMachine
 
 ME = NodeIdentity("c1", 1, 0xA)
 OTHER = NodeIdentity("c1", 2, 0xB)
@@ -47,7 +48,7 @@ class Node:
 
     def __init__(self, options: HostOptions = OPTIONS, me: NodeIdentity = ME) -> None:
         self.wal = Wal(me, WalOptions(segment_bytes=4 << 20))
-        self.host = Host(me, options, StreamMachine, Random(1), 1, self.wal)
+        self.host = Host(me, options, OpenedMachine, Random(1), 1, self.wal)
         self.host.start([], {}, {})
         self.out: list[fx.Effect] = []
 
@@ -267,12 +268,12 @@ def test_a_snapshot_that_cannot_be_read_at_start_fences_without_touching_the_log
     raft = node.host.groups[1].raft
     mark = SnapshotMark(1, raft.term, membership.encode(Configuration((7,))), 2, raft.term)
     found = RecoveredReplica(1, 7, HardState(raft.term, 7, 1), mark, [], "")
-    again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+    again = Host(ME, OPTIONS, OpenedMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
     key = fx.SnapshotKey(1, 7, 1, raft.term)
     for loaded in ({(1, 7): fx.SnapshotFailed(key, "Too many open files")}, {}):
         effects = again.start([found], loaded, {(1, 7): [key]})
         assert kinds(effects) == ["SegmentCreate", "GroupFenced"], "an alarm, and nothing written about the replica"
-        again = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+        again = Host(ME, OPTIONS, OpenedMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
 
 
 @pytest.mark.parametrize(
@@ -402,5 +403,5 @@ def test_a_snapshot_that_is_being_sent_is_not_deleted_by_a_newer_one() -> None:
 
 
 def test_files_of_replicas_that_are_gone_are_deleted_at_start() -> None:
-    host = Host(ME, OPTIONS, StreamMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
+    host = Host(ME, OPTIONS, OpenedMachine, Random(1), 2, Wal(ME, WalOptions(segment_bytes=4 << 20)))
     assert fx.SnapshotsDelete(3, 5, None) in host.start([], {}, {(3, 5): [fx.SnapshotKey(3, 5, 9, 1)]})

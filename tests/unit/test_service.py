@@ -10,7 +10,6 @@ from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, ReplicaPlace
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import RaftOptions
-from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
@@ -21,6 +20,7 @@ from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
 from anabranch_node.web.request import Head, parse
 from anabranch_proto.ids import NodeIdentity
+from tests.checkers.opened import OpenedMachine
 
 HOST = HostOptions(raft=RaftOptions(election_ticks=10, heartbeat_ticks=2), group=GroupOptions(command_bytes_max=1_000_000))
 OPTIONS = ServiceOptions(request_timeout_ms=5_000, live=LiveOptions(long_poll_timeout_ms=2_000, sse_keep_alive_ms=2_000, sse_rotate_ms=4_000))
@@ -31,7 +31,7 @@ class Node:
     def __init__(self, number: int, boot: int = 1, options: ServiceOptions = OPTIONS) -> None:
         self.me = NodeIdentity("c1", number, number * 10)
         self.wal = Wal(self.me, WalOptions(segment_bytes=4 << 20))
-        self.host = Host(self.me, HOST, StreamMachine, Random(number), boot, self.wal)
+        self.host = Host(self.me, HOST, OpenedMachine, Random(number), boot, self.wal)
         self.host.start([], {}, {})
         self.service = Service(self.host, options, META)
         self.wall_ahead_ms = 0

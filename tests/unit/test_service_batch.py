@@ -64,6 +64,7 @@ def test_a_repeated_batch_is_appended_once() -> None:
 def test_refusals_of_the_stream() -> None:
     world = World(1)
     assert status(world.do(1, "POST", "s/append-batch", framed(b"x"), content_type=TEXT)) == 404
+    assert body(world.do(1, "POST", "s/append-batch", framed(b""), content_type=TEXT))[0]["status"] == 400  # nothing is asked of any stream
     world.create("s")
     assert status(world.do(1, "POST", "s/append-batch", framed(b"1"), content_type="application/json")) == 409
     assert body(world.do(1, "POST", "s/append-batch", framed(b""), content_type=TEXT))[0]["status"] == 400

@@ -12,7 +12,6 @@ from anabranch_node.core.cluster.routing import Routing
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, ReplicaPlace
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import RaftOptions
-from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.engine.group import GroupOptions
 from anabranch_node.engine.host import Host, HostOptions
 from anabranch_node.engine.meta_codec import META
@@ -23,6 +22,7 @@ from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
 from anabranch_node.web.request import Head, parse
 from anabranch_proto.ids import NodeIdentity
+from tests.checkers.opened import OpenedMachine
 
 ME = NodeIdentity("c1", 1, 0xA)
 RAFT = RaftOptions(election_ticks=10, heartbeat_ticks=2)
@@ -37,7 +37,7 @@ class Rig:
     def __init__(self, live: LiveOptions | None = None, host: HostOptions = HOST) -> None:
         self.now_ms = 1_000
         self.wal = Wal(ME, WalOptions(segment_bytes=4 << 20))
-        self.host = Host(ME, host, StreamMachine, Random(1), 1, self.wal, MetaMachine)
+        self.host = Host(ME, host, OpenedMachine, Random(1), 1, self.wal, MetaMachine)
         self.host.start([], {}, {})
         self.service = Service(self.host, ServiceOptions(live=live or LiveOptions()), META)
         node = NodeInfo(1, "n", ME.incarnation, 1, "c", "a", "p", "", "active")

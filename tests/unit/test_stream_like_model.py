@@ -242,7 +242,7 @@ class Scribe:
 
 def play(histories: list[list[Step]], after: Callable[[StreamMachine, Model, int], StreamMachine]) -> tuple[StreamMachine, Model]:
     """Both do the same; `after` each entry somebody may look, and hand back the machine to go on with."""
-    machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
+    machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS, buckets_checked=BUCKETS)
     scribe = Scribe(model)
     index = 1
     first: list[Command] = [BucketOpen("b", 0, 0), BucketOpen("c", 0, 0)] if BUCKETS else []

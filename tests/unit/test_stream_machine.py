@@ -38,6 +38,7 @@ from anabranch_node.core.stream.results import (
     Touched,
 )
 from anabranch_node.core.stream.stream import CHUNK_BYTES, CHUNK_MESSAGES, Stream
+from tests.checkers.opened import OpenedMachine
 from tests.checkers.stream_model import Model, ModelProducer
 from tests.unit.stream_model import IDLE_MS, NAMES, PRODUCERS_MAX, entries, lengths_of, small_limits
 
@@ -55,7 +56,7 @@ def read(machine: StreamMachine, stream: str, offset: int, max_bytes: int, now_m
 
 
 def machine_with_stream() -> StreamMachine:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply(machine, Create(S, "text/plain", 0))
     return machine
 
@@ -105,7 +106,7 @@ def assert_like(machine: StreamMachine, model: Model) -> None:
     assert machine.query(ListStreams("", "", 10), 0) == StreamPage(visible, False)
     for now_ms in (model.clock, model.clock + 200, model.clock + 5_000):
         for name in NAMES:
-            assert machine.query(Head(name), now_ms) == model.head(name, now_ms)
+            assert machine.query(Head(name), now_ms) == model.query(Head(name), now_ms)
     late_ms = model.clock + 10_000
     expected = {(name, stream.incarnation) for name, stream in model.streams.items() if stream.gone(late_ms)}
     assert {(command.stream, getattr(command, "incarnation", 0)) for command in machine.due(late_ms)} == expected
@@ -115,7 +116,7 @@ def assert_like(machine: StreamMachine, model: Model) -> None:
 def test_applies_like_the_model(batches: list[list[Command]], restart_at: int, bytes_max: int) -> None:
     """Also when a snapshot is restored in the middle."""
     with small_limits():
-        machine, by_bytes, model = StreamMachine(), StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
+        machine, by_bytes, model = OpenedMachine(), OpenedMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
         for index, batch in enumerate(batches, 1):
             if index == restart_at:
                 slices = list(machine.freeze().slices(bytes_max))
@@ -132,7 +133,7 @@ def test_applies_like_the_model(batches: list[list[Command]], restart_at: int, b
 @given(entries)
 def test_reads_like_the_model(batches: list[list[Command]]) -> None:
     with small_limits():
-        machine, model = StreamMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
+        machine, model = OpenedMachine(), Model(producers_max=PRODUCERS_MAX, idle_ms=IDLE_MS)
         for index, batch in enumerate(batches, 1):
             machine.apply_commands(index, batch)
             for position, command in enumerate(batch):
@@ -144,21 +145,19 @@ def test_reads_like_the_model(batches: list[list[Command]]) -> None:
                 assert read(machine, name, NOW, max_bytes, model.clock) == read(machine, name, tail, max_bytes, model.clock)
                 assert read(machine, name, START, max_bytes, model.clock) == read(machine, name, 0, max_bytes, model.clock)
                 for offset in range(tail + 1):
-                    got, wanted = read(machine, name, offset, max_bytes, 300), model.read(name, offset, max_bytes, 300)
-                    if wanted is None:
-                        assert isinstance(got, OffsetInsideMessage)
+                    got, wanted = read(machine, name, offset, max_bytes, 300), model.query(ReadAt(name, offset, max_bytes), 300)
+                    assert got == wanted
+                    if isinstance(got, OffsetInsideMessage):
                         assert got.before < offset < got.after
                         assert isinstance(read(machine, name, got.before, 1), ReadSlice)
                         assert isinstance(read(machine, name, got.after, 1), ReadSlice)
-                    else:
-                        assert got == wanted
 
 
 # --- entries -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_entries_without_commands_move_the_applied_index() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     assert machine.apply(1, entry.NOOP, b"") == []
     assert machine.apply(2, entry.CONFIG, b"some configuration") == []
     assert machine.apply(3, entry.COMMANDS_V1, encode_commands([Create(S, "t", 5)])) == [Created(0, False, False, 3 << 16)]
@@ -194,7 +193,7 @@ def test_the_clock_of_a_group_never_goes_back() -> None:
 
 
 def test_create_is_idempotent_and_typed() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     assert apply(machine, Create(S, "t/t", 0), Create(S, "T/T ; x=y", 0), Append(S, b"abc", 0), Create(S, "t/t", 0), Create(S, "t/u", 0)) == [
         Created(0, existed=False, incarnation=FIRST),
         Created(0, existed=True, incarnation=FIRST),
@@ -214,7 +213,7 @@ def test_create_is_idempotent_and_typed() -> None:
     ],
 )
 def test_a_create_with_other_settings_is_refused(other: Create) -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply(machine, Create(S, "t", 0, ttl_s=5))
     assert apply(machine, other, Create(S, "t", 0, ttl_s=5)) == [StreamExists(S, "t"), Created(0, True, False, FIRST)]
 
@@ -229,7 +228,7 @@ def test_a_stream_that_was_closed_is_created_again_as_closed_only() -> None:
 
 
 def test_a_create_may_bring_messages_and_close() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     body = Create(S, "t", 7, closed=True, body=b"1,22,", lengths=lengths_of([b"1,", b"22,"]))
     assert apply(machine, body, body, Append(S, b"x", 0)) == [Created(5, False, True, FIRST), Created(5, True, True, FIRST), StreamClosed(5)]
     assert machine.hot_bytes == 5
@@ -239,7 +238,7 @@ def test_a_create_may_bring_messages_and_close() -> None:
 
 
 def test_the_incarnation_is_the_place_of_the_create_in_the_log() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     machine.apply(1, entry.NOOP, b"")
     apply(machine, Create(S, "t", 0))
     assert read(machine, S, 0, 1) == ReadSlice(0, 0, b"", True, 2 << 16, "t", tail=0)
@@ -419,7 +418,7 @@ def test_a_deleted_stream_is_gone_with_its_bytes() -> None:
 
 
 def window_machine(ttl_s: int = 8) -> StreamMachine:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply(machine, Create(S, "t", 1000, ttl_s=ttl_s))
     return machine
 
@@ -480,7 +479,7 @@ def test_a_stream_past_its_due_does_not_exist_before_it_is_expired() -> None:
 
 
 def test_an_absolute_expiry_is_not_moved_by_use() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply(machine, Create(S, "t", 0, expires_at_ms=5000, expires_at="1970-01-01T00:00:05Z"))
     apply(machine, Append(S, b"x", 4999), Touch(S, FIRST, 4999))
     assert machine.query(Head(S), 10**9) == StreamInfo(FIRST, "t", 1, 0, False, None, "1970-01-01T00:00:05Z", False)
@@ -515,7 +514,7 @@ def test_due_names_each_stream_once_a_second_until_it_is_gone() -> None:
 
 
 def test_due_is_bounded_and_forgets_what_was_deleted() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply(machine, *[Create(f"b/{number}", "t", 0, ttl_s=10**6) for number in range(2500)])
     far = 2 * 10**9
     assert [len(machine.due(far)) for _ in range(4)] == [EXPIRES_PER_CALL_MAX, EXPIRES_PER_CALL_MAX, 500, 0]
@@ -550,7 +549,7 @@ def test_watched_streams_are_woken_by_what_a_reader_can_see() -> None:
 
 
 def test_listing_pages_by_name_within_a_prefix() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     listed = ["a/1", "b/1", "b/2", "b/3", "c/1"]
     apply(machine, *[Create(name, "t", 0) for name in reversed(listed)])
     assert machine.query(ListStreams("", "", 9), 0) == StreamPage(listed, False)
@@ -699,15 +698,15 @@ def test_chunks_are_bounded_in_bytes_and_messages() -> None:
 
 def test_an_idle_stream_is_small() -> None:
     """100,000 idle streams are to fit in 300 MB; each takes about 220 bytes with its name, another 430 with one small message."""
-    machine = StreamMachine()
+    machine = OpenedMachine()
     count = 5_000
     tracemalloc.start()
     try:
         for number in range(count):
-            machine.apply(number + 1, entry.COMMANDS_V1, encode_commands([Create(f"default/stream-{number:08}", "application/json", number)]))
+            machine.apply(number + 1, entry.COMMANDS_V1, encode_commands([Create(f"_default/stream-{number:08}", "application/json", number)]))
         empty_bytes = tracemalloc.get_traced_memory()[0] / count
         for number in range(count):
-            payload = encode_commands([Append(f"default/stream-{number:08}", b"sixteen bytes...", count + number)])
+            payload = encode_commands([Append(f"_default/stream-{number:08}", b"sixteen bytes...", count + number)])
             machine.apply(count + number + 1, entry.COMMANDS_V1, payload)
         with_message_bytes = tracemalloc.get_traced_memory()[0] / count
     finally:

@@ -7,6 +7,7 @@ from anabranch_node.core.stream.commands import Append, Command, Create, CreateF
 from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.core.stream.queries import NOW, Head, ReadAt
 from anabranch_node.core.stream.results import Pinned, ReadSlice, StreamInfo, Trimmed
+from tests.checkers.opened import OpenedMachine
 
 S = "b/s"
 INCARNATION = 1 << 16
@@ -14,7 +15,7 @@ INCARNATION = 1 << 16
 
 class Log:
     def __init__(self) -> None:
-        self.machine = StreamMachine()
+        self.machine: StreamMachine = OpenedMachine()
 
     def apply(self, *commands: Command) -> list[object]:
         return list(self.machine.apply_commands(self.machine.applied_index + 1, commands))

@@ -14,6 +14,7 @@ from anabranch_node.core.stream.queries import Head
 from anabranch_node.core.stream.results import Appended, NotDue, SeqRegression, StreamClosed, StreamInfo
 from anabranch_node.core.stream.stream import CHUNK_BYTES
 from anabranch_proto.formats import Damaged, FormatError, NewerFormat
+from tests.checkers.opened import OpenedMachine
 from tests.unit.stream_model import entries, small_limits
 
 S = "b/s"
@@ -25,7 +26,7 @@ def apply_all(machine: StreamMachine, batches: list[list[Command]]) -> None:
 
 
 def small_machine() -> StreamMachine:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply_all(
         machine,
         [
@@ -39,7 +40,7 @@ def small_machine() -> StreamMachine:
 @given(entries, st.integers(0, 25), st.integers(1, 300), st.integers(1, 4))
 def test_a_view_is_what_it_was_whatever_is_applied_while_it_is_sliced(batches: list[list[Command]], before: int, bytes_max: int, pace: int) -> None:
     with small_limits():
-        machine = StreamMachine()
+        machine = OpenedMachine()
         apply_all(machine, batches[:before])
         frozen_digest = machine.digest()
         frozen_slices = list(StreamMachine.restore(machine.freeze().slices(1 << 20)).freeze().slices(bytes_max))
@@ -64,7 +65,7 @@ def test_a_view_is_what_it_was_whatever_is_applied_while_it_is_sliced(batches: l
 @given(entries, st.lists(st.integers(0, 25), max_size=4))
 def test_freezing_changes_nothing_and_views_do_not_disturb_each_other(batches: list[list[Command]], freezes: list[int]) -> None:
     with small_limits():
-        machine, undisturbed = StreamMachine(), StreamMachine()
+        machine, undisturbed = OpenedMachine(), OpenedMachine()
         views = []
         for number, batch in enumerate(batches):
             for _ in range(freezes.count(number)):
@@ -87,7 +88,7 @@ def test_a_view_carries_index_clock_and_producers() -> None:
 
 
 def test_a_view_carries_what_few_streams_have() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     window, fixed = "b/window", "b/fixed"
     apply_all(
         machine,
@@ -166,7 +167,7 @@ def test_the_digest_sees_every_part_of_the_state() -> None:
 def test_the_digest_sees_a_touch() -> None:
     digests = set()
     for touched_ms in (10, 11):
-        machine = StreamMachine()
+        machine = OpenedMachine()
         apply_all(machine, [[Create(S, "t", 0, ttl_s=60)], [Touch(S, 1 << 16, touched_ms)], [Delete("b/none", 20)]])
         digests.add(machine.digest())
     assert len(digests) == 2
@@ -175,7 +176,7 @@ def test_the_digest_sees_a_touch() -> None:
 def test_the_digest_does_not_depend_on_how_chunks_are_cut() -> None:
     batches: list[list[Command]] = [[Create(S, "t", 0)]]
     batches += [[Append(S, b"%d" % number, number // 3, key="k" * (number % 11 == 10))] for number in range(60)]
-    whole, cut = StreamMachine(), StreamMachine()
+    whole, cut = OpenedMachine(), OpenedMachine()
     apply_all(whole, batches)
     with small_limits():
         apply_all(cut, batches)
@@ -193,14 +194,14 @@ def test_slices_are_bounded_and_a_large_message_is_split() -> None:
 
 
 def test_ten_thousand_producers_survive() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply_all(machine, [[Create(S, "t", 0)], [Append(S, b"x", n, Producer(f"p{n}", 0, 0)) for n in range(10_000)]])
     restored = StreamMachine.restore(machine.freeze().slices(4096))
     assert restored.digest() == machine.digest()
 
 
 def test_an_empty_machine_has_a_snapshot() -> None:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     machine.apply(1, entry.NOOP, b"")
     slices = list(machine.freeze().slices(1000))
     assert len(slices) == 1
@@ -208,7 +209,8 @@ def test_an_empty_machine_has_a_snapshot() -> None:
 
 
 GOLDEN_V1 = (
-    "930100979401020702"  # slice format 1, number 0, 7 records; head: applied index 2, clock 7, 2 streams
+    "930100989401020702"  # slice format 1, number 0, 8 records; head: applied index 2, clock 7, 2 streams
+    "9314009492a1610092a1620092a1630092a85f64656661756c7400"  # no fence yet; buckets a, b, c and _default are open, as of index 0
     "9602a3622f73ce00010000aa746578742f706c61696e0901"  # stream b/s, incarnation 0x10000, text/plain, tail 9, 1 producer
     "92039192a17095010003 0807"  # p: epoch 1, last seq 0, [3, 8), active at 7
     "97040009c3c40c030000000800000009000000"  # chunk at 0, 9 bytes, open; ends 3, 8, 9
@@ -218,11 +220,13 @@ GOLDEN_V1 = (
     "920602"  # the end, 2 streams
 ).replace(" ", "")
 
-OLD_V1 = GOLDEN_V1.replace("ce00010000", "01").replace("ce00010001", "01")
-"""From the time when an incarnation was the log index alone."""
+OLD_V1 = GOLDEN_V1.replace("93010098", "93010097").replace("9314009492a1610092a1620092a1630092a85f64656661756c7400", "")
+OLD_V1 = OLD_V1.replace("ce00010000", "01").replace("ce00010001", "01")
+"""From the time when an incarnation was the log index alone, and no group knew of buckets."""
 
 GOLDEN_RARE = (
-    "930100989401020701"  # 8 records; head: applied index 2, clock 7, 1 stream
+    "930100999401020701"  # 9 records; head: applied index 2, clock 7, 1 stream
+    "9314009492a1610092a1620092a1630092a85f64656661756c7400"  # open buckets
     "9602a3622f73ce00010000a1740501"  # stream b/s, incarnation 0x10000, "t", tail 5, 1 producer
     "98073cc0a007c393a1700100a173"  # window of 60 s, no fixed expiry, touched at 7, closed by (p, 1, 0), Stream-Seq "s"
     "92039192a17095010000 0507"  # p: epoch 1, last seq 0, [0, 5), active at 7
@@ -234,7 +238,7 @@ GOLDEN_RARE = (
 
 
 def rare_machine() -> StreamMachine:
-    machine = StreamMachine()
+    machine = OpenedMachine()
     apply_all(machine, [[Create(S, "t", 5, ttl_s=60)], [Append(S, b"three", 7, Producer("p", 1, 0), close=True, seq="s", key="k")]])
     return machine
 
@@ -256,7 +260,7 @@ def test_golden_bytes_of_what_few_streams_have() -> None:
 # --- damage --------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bytes_max", [1, 30, 60])
+@pytest.mark.parametrize("bytes_max", [1, 30, 80])
 def test_a_missing_swapped_or_repeated_slice_is_noticed(bytes_max: int) -> None:
     slices = list(small_machine().freeze().slices(bytes_max))
     assert len(slices) >= 3
@@ -305,6 +309,7 @@ ENDS, TIMES, FIRSTS = b"\3\0\0\0", bytes(8), bytes(4)
         ([HEAD, [2, "b/s", 1, "t", 0, 0], [9]], "does not decode"),
         ([HEAD, RARE, END], "StreamRare out of place"),
         ([HEAD, STREAM, RARE, RARE, END], "StreamRare out of place"),
+        ([HEAD, STREAM, [20, 0, [["b", 1]]], END], "FenceRows out of place"),
         ([HEAD, [8, ["k"], bytes(4)], END], "ChunkKeys out of place"),
         ([HEAD, STREAM, [8, ["k"], bytes(4)], END], "MachineEnd where the chunk of its routing keys is expected"),
         ([HEAD, STREAM, [8, ["k"], bytes(3)], END], "routing keys of a broken length"),

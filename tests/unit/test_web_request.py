@@ -112,6 +112,7 @@ def test_routes_and_methods() -> None:
 def test_listing() -> None:
     request = parse(Head(b"GET", b"/v1/streams?prefix=a%2Fb&after=c&limit=7", []))
     assert (request.kind, request.prefix, request.after, request.limit) == (Kind.LIST, "a/b", "c", 7)
+    assert parse(Head(b"GET", b"/v1/streams?offset=7", [])) == parse(Head(b"GET", b"/v1/streams", []))  # a row's number means nothing here
     for query in [b"limit=0", b"limit=1001", b"limit=+1", b"prefix=%ff", b"limit=1&limit=2"]:
         with pytest.raises(BadRequest):
             parse(Head(b"GET", b"/v1/streams?" + query, []))
@@ -233,6 +234,7 @@ def test_since() -> None:
     assert live.live == "long-poll" and live.since_ms == 0
     for bad in ["", "yesterday", "-1", "1e9", "2026-01-01"]:
         assert refused("GET", f"x?since={bad}") == (400, b"bad_header"), bad
+        assert refused("GET", f"x?since={bad}&offset=-1") == (400, b"bad_header"), bad
 
 
 def test_formats() -> None:

@@ -122,9 +122,9 @@ class Forks:
             request.retention_bytes,
             request.retention_age_s,
         )
-        life.sent = True  # from here on silence means unknown
+        # From here on it is a create like any other: its bucket may have to be opened, its leader found, and silence means unknown.
         life.payload = command
-        self._ask(life, request.stream, True, command, lambda made: self._service.finish(life, made))
+        self._service.send_again(life)
 
     # --- points in inherited parts -----------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Forks:
             if self._service.is_open(life):
                 then(result)
 
-        self._service.ask_group(self._service.group_of(stream), write, payload, answered)
+        self._service.ask(self._service.group_of(stream), write, payload, answered)
 
 
 class _Gathering:

@@ -4,6 +4,7 @@ Bounded: by the client plane's connections, the peers' windows and `waiters_max`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from anabranch_node.web.request import Request
 
 class Stage(Enum):
     ASKED = "asked"  # a group works on it, here or on another node
+    OPENING = "opening"  # a create whose bucket is not open in its group: the meta group is asked (buckets.py)
     PARKED = "parked"  # no leader known: asked again at the next tick
     TOUCHING = "touching"  # the read is served, its stream's sliding window is being reset
     WAITING = "waiting"  # a long-poll at the tail
@@ -42,6 +44,12 @@ class Life(Struct, gc=False):
     deadline_ms: int
     request: Request | None = None
     served: Served | None = None
+    then: Callable[[Any], None] | None = None
+    """Asked by the service itself: who hears the answer."""
+    makes_bucket: bool = False
+    """A create that also makes the bucket it names."""
+    opens: int = 0
+    """How often its bucket was not open in its group."""
     wait_ms: int = 0
     stage: Stage = Stage.ASKED
     tries: int = 0

@@ -2,12 +2,14 @@
 
 Not a snapshot, but a stream that exists throughout appears exactly once; a group that cannot answer fails the listing, never shortens it."""
 
+from collections.abc import Iterable
 from heapq import merge
-from itertools import islice
+from itertools import islice, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from anabranch_node.core.stream.queries import ListStreams
-from anabranch_node.core.stream.results import StreamPage
+from anabranch_node.core.stream.results import StreamPage, StreamRow
 from anabranch_node.web.request import Request
 
 
@@ -61,10 +63,19 @@ class Listings:
         listing.missing -= 1
         if listing.missing:
             return None
-        limit = listing.request.limit
-        # Behind the last name of a cut page its group may have more, so nothing beyond the smallest such name is certain.
-        certain = min((page.names[-1] for page in listing.pages if page.more and page.names), default=None)
-        merged = merge(*[page.names for page in listing.pages])
-        names = list(islice((name for name in merged if certain is None or name <= certain), limit))
-        found = sum(len(page.names) for page in listing.pages)
-        return Listed(listing.token, listing.request, StreamPage(names, found > len(names) or certain is not None))
+        return Listed(listing.token, listing.request, merged(listing.pages, listing.request.limit))
+
+
+def merged(pages: list[StreamPage], limit: int) -> StreamPage:
+    """The page of all groups together, in order; with details if they have them."""
+    # Behind the last name of a cut page its group may have more, so nothing beyond the smallest such name is certain.
+    certain = min((page.names[-1] for page in pages if page.more and page.names), default=None)
+    items = merge(*[_items(page) for page in pages], key=itemgetter(0))
+    taken = list(islice((item for item in items if certain is None or item[0] <= certain), limit))
+    found = sum(len(page.names) for page in pages)
+    rows = [row for _, row in taken if row is not None]
+    return StreamPage([name for name, _ in taken], found > len(taken) or certain is not None, rows, sum(page.count for page in pages))
+
+
+def _items(page: StreamPage) -> Iterable[tuple[str, StreamRow | None]]:
+    return zip(page.names, page.rows or repeat(None, len(page.names)), strict=True)

@@ -2,8 +2,8 @@
 
 Before us: the client plane parsed a request, a peer sent a letter. We route it (here, or to the node that can answer), wait for Raft, and render the
 answer (web/). A write is sent on only after a definite refusal; a read is tried until its deadline. Live reads wait in live.py, listings gather in
-listing.py; forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the driver writes bytes. Not here:
-bytes of requests and answers (web/), Raft (engine/)."""
+listing.py, what concerns buckets in buckets.py; forks.py makes and reads what spans groups, cross.py sends what groups owe each other. After us: the
+driver writes bytes. Not here: bytes of requests and answers (web/), Raft (engine/)."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,11 +19,12 @@ from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeadi
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import PublishSnapshot, Touch
 from anabranch_node.core.stream.queries import ReadAt, ReadMessages
-from anabranch_node.core.stream.results import Appended, Inherited, MessageSlice, PointElsewhere, ReadSlice
+from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherited, MessageSlice, PointElsewhere, ReadSlice
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
 from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
+from anabranch_node.service.buckets import BucketRequests
 from anabranch_node.service.cross import Cross
 from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
 from anabranch_node.service.forks import Forks
@@ -37,10 +38,11 @@ from anabranch_node.web import snapshot as web_snapshot
 from anabranch_node.web import write as web_write
 from anabranch_node.web.bootstrap import boundary_of
 from anabranch_node.web.reply import PREFLIGHT, Reply, render
-from anabranch_node.web.request import BadRequest, Kind, Request, refuse
+from anabranch_node.web.request import BadRequest, Kind, Request
 
 _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
+_OF_BUCKETS = frozenset({Kind.BUCKET_CREATE, Kind.BUCKET_INFO, Kind.BUCKET_LIST, Kind.BUCKET_DELETE})
 _SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
 _READING = (Kind.READ, Kind.BOOTSTRAP)
 CLOCK_STEP_MAX_MS = 1_000
@@ -63,9 +65,9 @@ class Service:
         self.forwarding = Forwarding(host, meta)
         self.live = LiveReaders(host, options.live, options.response_bytes_max, self._drop)
         self.forks = Forks(self)
-        self._cross = Cross(self)
         self._listings = Listings()
-        self._asked: dict[int, Callable[[Any], None]] = {}  # our own questions to groups: who is told
+        self.buckets = BucketRequests(self)
+        self.cross = Cross(host, self.ask)
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
@@ -180,7 +182,9 @@ class Service:
                 write = kind is Kind.SNAPSHOT_PUBLISH
                 payload = web_snapshot.command(request, event.body) if write else web_snapshot.query(request)
             else:
-                raise refuse(501, "not_served", "this server does not do that yet")
+                assert kind in _OF_BUCKETS, kind
+                self.buckets.asked(token, request, routing.groups)
+                return
         except BadRequest as refusal:
             self._respond(token, request, refusal.reply)
             return
@@ -189,7 +193,7 @@ class Service:
                 self._respond(token, request, web_errors.answer(Overloaded("live readers of this node")))
                 return
             self.live_count += 1
-        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request)
+        life = Life(token, routing.group_of(request.stream), write, payload, self._deadline(), request, makes_bucket=request.makes_bucket)
         life.frames, life.bootstrap = frames, bootstrap
         if request.fork_source:
             self._enter(life)
@@ -219,13 +223,7 @@ class Service:
         self._enter(life)
         self._send(life)
 
-    # --- for forks.py, cross.py and others that take a request through several groups ---------------------------------------------
-
-    def ask_group(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
-        """A question of our own, with a deadline of its own. `then` hears what became of it, once."""
-        token = self._own_token()
-        self._asked[token] = then
-        self._start(Life(token, group, write, payload, self._deadline()))
+    # --- for forks.py: requests that go through several groups ---------------------------------------------------------------------
 
     def group_of(self, stream: str) -> int:
         assert self.routing is not None
@@ -254,6 +252,8 @@ class Service:
         if life is not None:
             self._drop(life)
             self.live.remove(life)
+        else:
+            self.buckets.gone(event.token)
 
     # --- where a request goes ----------------------------------------------------------------------------------------------------
 
@@ -337,6 +337,9 @@ class Service:
         if life.bootstrap is not None:
             self._go_on_bootstrap(life, life.bootstrap, result)
             return
+        if type(result) is BucketUnknown and life.served is None:  # the node that was asked first looks after it
+            self.buckets.unknown(life, result.bucket)
+            return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
@@ -367,8 +370,8 @@ class Service:
         elif life.served is not None:
             self._served_count -= 1
             self.forwarding.answer(life.served.node, life.served.incarnation, life.group, life.served.request, result)
-        elif (then := self._asked.pop(life.token, None)) is not None:
-            then(result)
+        elif life.then is not None:
+            life.then(result)
         elif life.token < 0:
             listed = self._listings.told(life.token, result)
             if listed is not None:
@@ -518,6 +521,27 @@ class Service:
     def _respond(self, token: int, request: Request, reply: Reply) -> None:
         self._out.append(Respond(token, render(reply, keep_alive=True, head_only=request.kind is Kind.HEAD, request_id=request.request_id)))
 
+    # --- asked by ourselves (buckets.py, cross.py) -------------------------------------------------------------------------------
+
+    def ask(self, group: int, write: bool, payload: Any, then: Callable[[Any], None]) -> None:
+        self._start(Life(self._own_token(), group, write, payload, self._deadline(), then=then))
+
+    def reply(self, token: int, request: Request, reply: Reply) -> None:
+        self._respond(token, request, reply)
+
+    def is_opening(self, life: Life) -> bool:
+        return self._lives.get(life.token) is life and life.stage is Stage.OPENING
+
+    def go_on(self, life: Life) -> None:
+        life.stage = Stage.ASKED
+        self._send(life)
+
+    def end(self, life: Life, result: Any) -> None:
+        self._finish(life, result)
+
+    def deadline_ms(self) -> int:
+        return self._deadline()
+
     # --- other nodes -------------------------------------------------------------------------------------------------------------
 
     def _on_letter(self, event: LetterReceived) -> None:
@@ -571,8 +595,9 @@ class Service:
                     life.stage = Stage.LAST_LOOK if life.last_look else Stage.ASKED
                     self._send(life)
         self.live.tick(now_ms, self._out, self._finish_poll)
-        if self.routing is not None and self.routing.ready:
-            self._cross.tick(now_ms)
+        self.buckets.tick(now_ms)
+        if self.routing is not None:
+            self.cross.tick(now_ms, self.routing)
 
     def _time_out(self, life: Life) -> None:
         self.forwarding.forget(life.token)

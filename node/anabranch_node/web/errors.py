@@ -5,6 +5,7 @@ A 503 that is not `outcome_unknown` says that nothing happened, so a retry canno
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from anabranch_node.core.cluster.results import BucketAbsent, BucketDeleting, BucketExists, BucketNotEmpty, BucketReserved, TooManyBuckets
 from anabranch_node.core.errors import (
     DiskFull,
     Failure,
@@ -88,6 +89,12 @@ ANSWERS: Final[dict[type[Failure] | type[Refusal], Answer]] = {
     SubOffsetBeyond: Answer(400, "sub_offset_beyond"),
     BucketUnknown: Answer(404, "bucket_not_found"),
     StaleOpen: Answer(503, "stale_open", 1),
+    BucketAbsent: Answer(404, "bucket_not_found"),
+    BucketExists: Answer(409, "bucket_exists"),
+    BucketNotEmpty: Answer(409, "bucket_not_empty"),
+    BucketReserved: Answer(409, "bucket_reserved"),
+    BucketDeleting: Answer(503, "bucket_deleting", 1),
+    TooManyBuckets: Answer(429, "too_many_buckets", 60),
 }
 
 

@@ -519,6 +519,7 @@ def _parse_read(route: Route, query: bytes, got: dict[bytes, bytes], origin: str
     key: str | None = route.argument if route.place is routes.KEY else None
     since_ms = timeout_ms = None
     form = b""
+    given = None
     if query:
         given = _query(query, _READ_PARAMETERS)
         raw = given.get(b"offset")
@@ -532,6 +533,7 @@ def _parse_read(route: Route, query: bytes, got: dict[bytes, bytes], origin: str
                 offset = NOW
             elif raw != b"-1":
                 raise refuse(400, "bad_offset", "offset must be -1, now or 20 digits")
+    if given and len(given) > has_offset:  # most name an offset and nothing else
         raw = given.get(b"since")
         if raw is not None:
             since_ms = _since_ms(raw)

@@ -1,6 +1,6 @@
 """What can be asked of the meta group. The same rules as for stream/commands.py: tags are never reused, fields only appended with defaults.
 
-Before us: engine/cluster_flow.py and drivers/node.py make commands, the leader stamps `now_ms`. After us: machine.py applies them."""
+Before us: engine/cluster_flow.py, drivers/node.py and service/ make commands, the leader stamps `now_ms`. After us: machine.py applies them."""
 
 from typing import Final
 
@@ -49,9 +49,40 @@ class PlaceGroups(Struct, frozen=True, array_like=True, tag=4, gc=False, forbid_
     now_ms: int
 
 
-Command = InitCluster | RegisterNode | PlaceMeta | PlaceGroups
+class BucketCreate(Struct, frozen=True, array_like=True, tag=5, gc=False, forbid_unknown_fields=True):
+    """Answered by BucketState (made by this command if its `created_index` is its `meta_index`), or by TooManyBuckets."""
 
-_decoder: Final = msgspec.msgpack.Decoder(list[InitCluster | RegisterNode | PlaceMeta | PlaceGroups])
+    bucket: str
+    now_ms: int
+
+
+class BucketDelete(Struct, frozen=True, array_like=True, tag=6, gc=False, forbid_unknown_fields=True):
+    """The bucket is DELETING from now on, until all groups have said whether it is empty. Answered by BucketState, BucketAbsent or BucketReserved."""
+
+    bucket: str
+    now_ms: int
+
+
+class BucketDeleted(Struct, frozen=True, array_like=True, tag=7, gc=False, forbid_unknown_fields=True):
+    """Every group is fenced, and none has a stream of it. Without effect unless the bucket is DELETING since `index`."""
+
+    bucket: str
+    index: int
+    now_ms: int
+
+
+class BucketRestored(Struct, frozen=True, array_like=True, tag=8, gc=False, forbid_unknown_fields=True):
+    """A group has a stream of it, so it is OPEN again. Without effect unless the bucket is DELETING since `index`."""
+
+    bucket: str
+    index: int
+    now_ms: int
+
+
+BucketCommand = BucketCreate | BucketDelete | BucketDeleted | BucketRestored
+Command = InitCluster | RegisterNode | PlaceMeta | PlaceGroups | BucketCommand
+
+_decoder: Final = msgspec.msgpack.Decoder(list[Command])
 
 
 def decode_commands(payload: bytes) -> list[Command]:

@@ -1,7 +1,8 @@
-"""The state machine of group 0: the cluster's identity, its nodes and incarnations, replica ids and where they live. Pure and deterministic.
+"""The state machine of group 0: the cluster's identity, its nodes and incarnations, replica ids and where they live; the buckets. Deterministic.
 
 Before us: Raft committed the entry. After us: engine/cluster_flow.py of every node acts on the view. Replica ids are issued here, once, and never
-again. The state is small (kilobytes), so it is one immutable view that each change replaces. Not here: moving replicas (a later part)."""
+again. The view is small (kilobytes), so it is immutable and each change replaces it; buckets may be many, and stand beside it (buckets.py).
+Not here: moving replicas (a later part)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -10,14 +11,37 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from anabranch_node.core.cluster.commands import Command, InitCluster, PlaceGroups, PlaceMeta, RegisterNode, decode_commands
-from anabranch_node.core.cluster.results import ClusterInitialized, ClusterRefusal, NodeRefused, NodeRegistered, Placed, Result
+from anabranch_node.core.cluster.buckets import Bucket, Buckets, place_behind, place_of
+from anabranch_node.core.cluster.commands import (
+    BucketCreate,
+    BucketDelete,
+    BucketDeleted,
+    BucketRestored,
+    Command,
+    InitCluster,
+    PlaceGroups,
+    PlaceMeta,
+    RegisterNode,
+    decode_commands,
+)
+from anabranch_node.core.cluster.queries import Query
+from anabranch_node.core.cluster.results import (
+    BucketAbsent,
+    BucketState,
+    ClusterInitialized,
+    ClusterRefusal,
+    NodeRefused,
+    NodeRegistered,
+    Placed,
+    Result,
+)
 from anabranch_node.core.cluster.view import ClusterView, GroupPlacement, NodeInfo, NodeState, ReplicaPlace
 from anabranch_node.core.raft import entry
 from anabranch_proto.formats import Damaged, NewerFormat
 from anabranch_proto.ids import META_GROUP
 
-SLICE_VERSION = 1
+SLICE_VERSION = 2
+"""1 had no buckets."""
 FIRST_NODE = 1
 FIRST_REPLICA = 1
 """The meta group's first replica, on the node that was asked to init. Every other id is issued by the machine."""
@@ -31,6 +55,7 @@ class _State(Struct, frozen=True, array_like=True):
     next_node: int
     next_replica: int
     view: ClusterView | None
+    buckets: list[Bucket] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,7 +69,10 @@ class FrozenMeta:
         self._state = state
 
     def slices(self, bytes_max: int) -> Iterator[bytes]:
-        yield _encode(self._state)
+        """Cut anywhere: restore() joins them first."""
+        whole = _encode(self._state)
+        for first in range(0, len(whole), bytes_max):
+            yield whole[first : first + bytes_max]
 
 
 class MetaMachine:
@@ -57,6 +85,7 @@ class MetaMachine:
         self._view: ClusterView | None = None
         self._next_node = FIRST_NODE + 1
         self._next_replica = FIRST_REPLICA + 1
+        self._buckets = Buckets([])
 
     def apply(self, index: int, version: int, payload: bytes) -> list[Result]:
         if version == entry.COMMANDS_V1:
@@ -67,16 +96,16 @@ class MetaMachine:
 
     def apply_commands(self, index: int, commands: Sequence[Command]) -> list[Result]:
         assert index == self.applied_index + 1, (index, self.applied_index)
-        results = []
+        results: list[Result] = []
         for command in commands:
             self.now_ms = max(self.now_ms, command.now_ms)
-            results.append(self._apply(command))
+            results.append(self._apply(place_of(index, len(results)), command))
         self.applied_index = index
         return results
 
-    def _apply(self, command: Command) -> Result:
+    def _apply(self, place: int, command: Command) -> Result:
         if isinstance(command, InitCluster):
-            return self._init(command)
+            return self._init(place, command)
         view = self._view
         if view is None:
             return ClusterRefusal("the cluster is not initialised yet")
@@ -84,9 +113,19 @@ class MetaMachine:
             return self._register(view, command)
         if isinstance(command, PlaceMeta):
             return self._place_meta(view, command)
-        return self._place_groups(view, command)
+        if isinstance(command, PlaceGroups):
+            return self._place_groups(view, command)
+        buckets = self._buckets
+        if isinstance(command, BucketCreate):
+            return buckets.create(command, place, self.now_ms)
+        if isinstance(command, BucketDelete):
+            return buckets.delete(command, place)
+        if isinstance(command, BucketDeleted):
+            return buckets.deleted(command, place)
+        assert isinstance(command, BucketRestored), command
+        return buckets.restored(command, place)
 
-    def _init(self, command: InitCluster) -> Result:
+    def _init(self, place: int, command: InitCluster) -> Result:
         view = self._view
         if view is None:
             if command.group_count < 1 or command.replication_factor not in (1, 3, 5, 7):
@@ -94,6 +133,7 @@ class MetaMachine:
             meta = GroupPlacement(META_GROUP, [ReplicaPlace(FIRST_REPLICA, FIRST_NODE)])
             first = _info(FIRST_NODE, command.first, "active")
             self._view = ClusterView(1, command.cluster_id, command.group_count, command.replication_factor, [first], [meta])
+            self._buckets.make_default(place, self.now_ms)
             return ClusterInitialized(command.cluster_id, command.group_count, command.replication_factor, created=True)
         if view.cluster_id != command.cluster_id:
             return ClusterRefusal(f"this is cluster {view.cluster_id}")
@@ -157,9 +197,14 @@ class MetaMachine:
     def view(self) -> ClusterView | None:
         return self._view
 
-    def query(self, query: Any, now_ms: int) -> Any:
-        """Whatever is asked, the answer is the view."""
-        return ClusterRefusal("the cluster is not initialised yet") if self._view is None else self._view
+    def deleting(self) -> list[Bucket]:
+        """For whoever leads this group: the deletes to be carried out (service/cross.py)."""
+        return self._buckets.deleting()
+
+    def query(self, query: Query, now_ms: int) -> BucketState | BucketAbsent | ClusterRefusal:
+        if self._view is None:
+            return ClusterRefusal("the cluster is not initialised yet")
+        return self._buckets.look(query.bucket, place_behind(self.applied_index))
 
     def due(self, now_ms: int) -> list[Any]:
         return []
@@ -168,7 +213,7 @@ class MetaMachine:
         return FrozenMeta(self._state())
 
     def _state(self) -> _State:
-        return _State(SLICE_VERSION, self.applied_index, self.now_ms, self._next_node, self._next_replica, self._view)
+        return _State(SLICE_VERSION, self.applied_index, self.now_ms, self._next_node, self._next_replica, self._view, self._buckets.rows())
 
     @classmethod
     def restore(cls, chunks: Iterable[bytes]) -> "MetaMachine":
@@ -182,6 +227,7 @@ class MetaMachine:
         machine = cls()
         machine.applied_index, machine.now_ms = state.applied_index, state.now_ms
         machine._next_node, machine._next_replica, machine._view = state.next_node, state.next_replica, state.view
+        machine._buckets = Buckets(state.buckets)
         return machine
 
     def digest(self) -> bytes:

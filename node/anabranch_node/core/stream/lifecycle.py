@@ -6,6 +6,7 @@ never freed or replaced: deleted or due, it is gone for everybody else until its
 
 import sys
 
+from anabranch_node.core.cross import fences
 from anabranch_node.core.cross.outbox import Owed
 from anabranch_node.core.stream.commands import Create, CreateFork, Delete, Expire, PublishSnapshot, Touch, Trim
 from anabranch_node.core.stream.content_type import is_json, same_media_type
@@ -56,6 +57,9 @@ def why_absent(name: str, stream: Stream | None, now_ms: int) -> StreamNotFound 
 def create(table: StreamTable, command: Create | CreateFork, incarnation: int, now_ms: int) -> CreateResult:
     """Idempotent: the same settings again answer where the stream ends (a body is not appended again), other settings are refused."""
     name = command.stream
+    unknown = fences.check(table, name)
+    if unknown is not None:
+        return unknown
     stream = table.streams.get(name)
     fork = _fork_of(command)
     if fork is not None and fork.uuid in table.refused:

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from anabranch_node.core.cross import pins
+from anabranch_node.core.cross import fences, pins
 from anabranch_node.core.cross.outbox import Owed
 from anabranch_node.core.raft import entry
 from anabranch_node.core.stream import lifecycle, read_plan, snapshot
@@ -15,6 +15,8 @@ from anabranch_node.core.stream.append import append
 from anabranch_node.core.stream.commands import (
     AckOutbox,
     Append,
+    BucketFence,
+    BucketOpen,
     Command,
     Create,
     CreateFork,
@@ -130,7 +132,7 @@ class StreamMachine:
         if isinstance(query, ListStreams):
             return self._list(query)
         if isinstance(query, BucketCount):
-            return self._count(query)
+            return BucketFenced(self._table.bucket_counts.get(query.bucket, 0))
         stream = self._table.streams.get(query.stream)
         if isinstance(query, ReadInherited):
             return read_plan.read_inherited(stream, query)
@@ -180,10 +182,6 @@ class StreamMachine:
         alike = names[first : bisect_left(names, query.prefix + chr(0x10FFFF), first)]
         count = sum(self._is_visible(streams[name]) for name in alike)
         return StreamPage(page, more, [_row(streams[name]) for name in page], count)
-
-    def _count(self, query: BucketCount) -> BucketFenced:
-        prefix = query.bucket + "/"
-        return BucketFenced(sum(name.startswith(prefix) for name in self._table.streams))
 
     def due(self, now_ms: int) -> list[Command]:
         """Expire and Trim commands, still to be stamped, for streams that are due by the leader's clock. Bounded, and each not again for a second."""
@@ -241,6 +239,8 @@ _APPLY: Final[dict[type[Any], Callable[[StreamTable, Any, int], Result]]] = {
     ResolveFork: pins.resolve,
     SettlePin: pins.settle,
     AckOutbox: pins.acknowledge,
+    BucketOpen: fences.open_bucket,
+    BucketFence: fences.fence_bucket,
 }
 
 

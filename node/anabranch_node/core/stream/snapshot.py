@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from anabranch_node.core.cross.fences import Fences, FencesState
 from anabranch_node.core.cross.outbox import Outbox, Owed
 from anabranch_node.core.stream.commands import Producer
 from anabranch_node.core.stream.lifetime import Fork, PinState, Published, RareFields
@@ -137,6 +138,13 @@ class RefusedForks(Struct, frozen=True, array_like=True, tag=12, gc=False, forbi
     uuids: list[str]
 
 
+class FenceRows(Struct, frozen=True, array_like=True, tag=20, gc=False, forbid_unknown_fields=True):
+    """Behind the head: the buckets that streams may be created in, in the table's order. Several if there are many; none if none was ever opened."""
+
+    highest: int
+    opened: list[tuple[str, int]]
+
+
 Record = (
     MachineHead
     | StreamHead
@@ -150,6 +158,7 @@ Record = (
     | PublishedHead
     | Owing
     | RefusedForks
+    | FenceRows
 )
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -190,6 +199,7 @@ class FrozenView:
         table = self._table
         yield MachineHead(self.applied_index, self.now_ms, len(table.streams))
         yield from _cross_records(table.outbox, table.refused)
+        yield from _fence_records(table.fences)
         for name, stream in table.streams.items():
             producers = stream.producers or {}
             place = (stream.created_ms, stream.start, stream.earliest)
@@ -222,6 +232,12 @@ def _rare_records(rare: RareFields, piece_bytes_max: int) -> Iterator[Record]:
         data = rare.published.data
         yield PublishedHead(rare.published.offset, rare.published.content_type, len(data))
         yield from (ChunkBytes(data[first : first + piece_bytes_max]) for first in range(0, len(data), piece_bytes_max))
+
+
+def _fence_records(fences: FencesState) -> Iterator[Record]:
+    if fences.highest or fences.opened:
+        for first in range(0, max(1, len(fences.opened)), _ROWS_PER_RECORD):
+            yield FenceRows(fences.highest, fences.opened[first : first + _ROWS_PER_RECORD])
 
 
 def _rare_record(rare: RareFields) -> StreamRare:
@@ -280,6 +296,8 @@ def restore(slices: Iterable[bytes]) -> tuple[int, int, StreamTable]:
         elif isinstance(record, ChunkHead) and stream is not None:
             _restore_chunk(stream, record, key_runs, records)
             key_runs = None
+        elif isinstance(record, FenceRows) and stream is None:
+            table.fences = Fences(FencesState(record.highest, [*table.fences.opened.items(), *record.opened]))
         elif isinstance(record, MachineEnd):
             _finish(table, stream, stream_head)
             if len(table.streams) != record.stream_count or record.stream_count != head.stream_count:
@@ -381,7 +399,7 @@ def _name(record: object) -> str:
 def digest(applied_index: int, now_ms: int, table: StreamTable) -> bytes:
     """A hash of what the state means: equal for equal states however their chunks are cut, whoever was restored and when."""
     streams = table.streams
-    total = blake2b(_encode((applied_index, now_ms, len(streams))), digest_size=16)
+    total = blake2b(_encode((applied_index, now_ms, len(streams), table.fences.state())), digest_size=16)
     for record in _cross_records(table.outbox, table.refused):
         total.update(_encode(record))
     for name in sorted(streams):

@@ -6,6 +6,7 @@ older than the last freeze by a copy. A view thus keeps exactly what it saw, and
 
 from typing import NamedTuple
 
+from anabranch_node.core.cross.fences import Fences, FencesState, bucket_of
 from anabranch_node.core.cross.outbox import Outbox
 from anabranch_node.core.stream.expiry import ExpiryQueue
 from anabranch_node.core.stream.lifetime import RareFields
@@ -19,10 +20,23 @@ class FrozenTable(NamedTuple):
     streams: dict[str, Stream]
     outbox: Outbox
     refused: frozenset[str]
+    fences: FencesState
 
 
 class StreamTable:
-    __slots__ = ("_names", "expiry", "generation", "hot_bytes", "outbox", "pending_pins", "refused", "retention", "streams")
+    __slots__ = (
+        "_names",
+        "bucket_counts",
+        "expiry",
+        "fences",
+        "generation",
+        "hot_bytes",
+        "outbox",
+        "pending_pins",
+        "refused",
+        "retention",
+        "streams",
+    )
 
     def __init__(self) -> None:
         self.streams: dict[str, Stream] = {}
@@ -37,12 +51,17 @@ class StreamTable:
         """Uuids of forks that must never be made: their pins were given up."""
         self.pending_pins: dict[str, str] = {}
         """Uuid of a fork-to-be -> its source here. Derived."""
+        self.fences = Fences()
+        self.bucket_counts: dict[str, int] = {}
+        """Streams of each bucket that has any, those included that are kept for forks, or past their due and not freed. Derived."""
         self._names: list[str] | None = None
 
     def insert(self, name: str, stream: Stream) -> None:
         assert name not in self.streams, name
         self.streams[name] = stream
         self.hot_bytes += stream.held_bytes
+        bucket = bucket_of(name)
+        self.bucket_counts[bucket] = self.bucket_counts.get(bucket, 0) + 1
         self._names = None
         if stream.rare is not None:
             self._watch(name, stream, stream.rare)
@@ -50,6 +69,10 @@ class StreamTable:
     def remove(self, name: str) -> None:
         stream = self.streams.pop(name)
         self.hot_bytes -= stream.held_bytes
+        bucket = bucket_of(name)
+        self.bucket_counts[bucket] -= 1
+        if not self.bucket_counts[bucket]:
+            del self.bucket_counts[bucket]
         self._names = None
         if stream.rare is not None and (stream.rare.due_ms is not None or stream.rare.gone):
             self.expiry.forget(self.streams)
@@ -79,4 +102,4 @@ class StreamTable:
 
     def freeze(self) -> FrozenTable:
         self.generation += 1
-        return FrozenTable(self.streams.copy(), self.outbox.copy(), frozenset(self.refused))
+        return FrozenTable(self.streams.copy(), self.outbox.copy(), frozenset(self.refused), self.fences.state())
