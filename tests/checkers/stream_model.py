@@ -207,6 +207,12 @@ class ModelStream:
         pinned = [pin.pinned for pin in self.pins.values()]
         return max(self.start, min([self.earliest, *[each.earliest for each in pinned if each.earliest < each.offset]]))
 
+    def last_append_ms_before(self, offset: int) -> int:
+        for start, end, message in self.placed():
+            if start < offset <= end:
+                return message.time_ms
+        return 0 if self.forked is None else self.forked.last_append_ms
+
     def last_write_ms(self) -> int:
         return self.messages[-1].time_ms if self.messages else self.created_ms
 
@@ -260,10 +266,10 @@ class Model:
     def _create(self, incarnation: int, command: Create | CreateFork) -> Result:
         name = command.stream
         bucket = name.split("/")[0]
-        if self.buckets_checked and bucket not in self.buckets_open:
-            return BucketUnknown(bucket)
         if isinstance(command, CreateFork) and command.uuid in self.refused:
             return ForkTooLate()
+        if self.buckets_checked and bucket not in self.buckets_open:
+            return BucketUnknown(bucket)
         found = self.look(name)
         if isinstance(found, StreamGone):
             return NameHeld(name)
@@ -312,7 +318,7 @@ class Model:
         # "The tail" is the point that it meant when the fork was made; a sub-offset needs an anchor.
         if made.sub_offset == 0 and made.anchor is None:
             return command.anchor == made.offset
-        return made.sub_offset == 0 and command.anchor is None and made.anchor == made.offset
+        return False
 
     def _look_for_fork(self, look: ForkLook) -> QueryResult:
         found = self.look(look.stream)
@@ -390,7 +396,7 @@ class Model:
             return EmptyBody(command.stream)
         time_ms = self.clock
         if command.timestamp_ms is not None:
-            last_ms = target.messages[-1].time_ms if target.messages else 0 if target.forked is None else target.created_ms
+            last_ms = target.messages[-1].time_ms if target.messages else 0 if target.forked is None else target.forked.last_append_ms
             time_ms = min(max(command.timestamp_ms, last_ms), self.clock)
         target.messages += [ModelMessage(body, time_ms, command.key) for body in split(command.body, command.lengths)]
         target.touched_ms = self.clock
@@ -483,7 +489,17 @@ class Model:
                     return SubOffsetBeyond()
                 point = anchor + command.sub_offset
         ranges = found.all_ranges(command.stream, found.earliest, point)
-        pinned = Pinned(found.incarnation, point, found.earliest, found.content_type, found.ttl_s, found.expires_at_ms, found.expires_at, ranges)
+        pinned = Pinned(
+            found.incarnation,
+            point,
+            found.earliest,
+            found.content_type,
+            found.ttl_s,
+            found.expires_at_ms,
+            found.expires_at,
+            ranges,
+            found.last_append_ms_before(point),
+        )
         found.pins[command.uuid] = ModelPin(command.fork, pinned, self.clock)
         return pinned
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, PublishSnapshot, decode_commands
-from anabranch_node.core.stream.results import PointElsewhere, Result, StreamGone, StreamNotFound
+from anabranch_node.core.stream.results import BucketUnknown, PointElsewhere, Result, StreamGone, StreamNotFound
 from tests.checkers.stream_model import Model, ModelStream, split
 
 
@@ -62,7 +62,7 @@ class Timeline:
         self._life_of = life_of or (lambda name, incarnation: self.every_life.get((name, incarnation)))
         self.every_life: dict[tuple[str, int], Life] = {}
         self.count = 0
-        self.model = Model()
+        self.model = Model(buckets_checked=True)
         self.tagged: dict[str, list[Done]] = {}
         """Appends and creates, by the mark that their sender gave them: one try, one mark."""
         self.deletes: dict[str, list[Done]] = {}
@@ -92,6 +92,8 @@ class Timeline:
         for name, life in list(self._lives.items()):  # the group's clock moved: whose time has come?
             if (life.ttl_s is not None or life.expires_at) and self.model.visible(name) is None:
                 self._note(name)
+        if isinstance(result, BucketUnknown):
+            return ""  # definitely refused, so the node that was asked may send it again: the log then has it twice
         if isinstance(result, PointElsewhere):  # nothing happened: its asker looks elsewhere and comes again
             return ""
         done = Done(self.count, command, result)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import Raft
+from anabranch_node.core.stream.commands import BucketOpen
 from tests.sim.swarm import SECOND
 
 if TYPE_CHECKING:
@@ -38,9 +39,18 @@ class Operator:
             leader = world.leader(group)
             if leader is not None:
                 self._step(group, leader)
+                self._open_buckets(group, leader)
         if world.swarm.http:
             self._spread_the_word()
         world.after(SECOND // 2, self.work)
+
+    def _open_buckets(self, group: int, leader: Raft) -> None:
+        """There is no meta group here that could be asked: the bucket of all streams is told to be open, until the group knows it."""
+        world = self._world
+        node = world.nodes[world.node_of[leader.id]]
+        opened = node.host.groups[group].machine._table.fences.opened  # type: ignore[attr-defined]
+        for bucket in sorted({name.partition("/")[0] for name in world.streams} - opened.keys()):
+            world.ask(node, fx.Propose(world.token(), group, BucketOpen(bucket, 0, 0)), None)
 
     def _spread_the_word(self) -> None:
         """Views travel at their own pace: a node may know an old placement for long, and must find its way all the same."""

@@ -117,3 +117,23 @@ def test_raw_reads() -> None:
     assert raw.endswith(b'\r\n\r\n{"a" : 1}[2]') and b"Content-Type: application/octet-stream\r\n" in raw
     world.create("t")
     assert status(world.do(1, "GET", "t?format=json")) == 400
+
+
+def test_listings_by_row() -> None:
+    world = World(3)
+    names = [f"n{number:02d}" for number in range(7)]
+    for name in reversed(names):
+        world.create(name)
+    world.append(world.leader, b"abc", "n03")
+    number = world.follower()
+    found = []
+    for row in range(0, 9, 2):
+        page = body(world.do(number, "GET", f"/v1/streams?offset={row}&limit=2"))
+        assert len(page) == min(2, max(0, 7 - row))
+        found += page
+    assert [row["name"] for row in found] == names and found[3]["next_offset"] == "3"
+    assert [row["name"] for row in body(world.do(number, "GET", "/v1/streams?offset=1&limit=2&prefix=_default/n0&after=_default/n01"))] == [
+        "n03",
+        "n04",
+    ]
+    assert set(body(world.do(number, "GET", "/v1/streams"))) == {"streams", "more", "after"}

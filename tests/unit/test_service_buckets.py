@@ -401,3 +401,11 @@ def test_the_default_bucket_costs_one_open_for_each_group(world: World) -> None:
     for number in range(20):
         world.create(f"s{number}")
     assert [opens(world, group) for group in range(1, GROUPS + 1)] == [{"_default"}] * GROUPS
+
+
+def test_a_fork_opens_its_bucket_and_makes_it_on_v1_only(world: World) -> None:
+    world.create("source")
+    for surface, wanted in (("/ds", 404), ("/v1/stream", 201), ("/ds", 200)):
+        answer = world.do(1, "PUT", f"{surface}/{B}/fork", stream_forked_from="/v1/stream/source")
+        assert status(answer) == wanted, (surface, answer)
+    assert streams_of(world) == 1

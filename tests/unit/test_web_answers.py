@@ -27,6 +27,7 @@ from anabranch_node.core.stream.results import (
     StreamInfo,
     StreamNotFound,
     StreamPage,
+    StreamRow,
     Trimmed,
 )
 from anabranch_node.web import errors, read, write
@@ -243,3 +244,25 @@ def test_new_headers_are_shown_to_other_origins() -> None:
         assert name in text
     for name in [b"Stream-Forked-From", b"Stream-Retention-Age", b"Stream-Fork-Sub-Offset"]:
         assert name in PREFLIGHT.headers
+
+
+def test_a_listing_by_row_is_an_array_of_descriptors() -> None:
+    page = StreamPage(
+        ["_default/a b", "bucket/c"], False, [StreamRow("a/b", 3, False, 1_767_225_600_500, 0), StreamRow("a/b", 0, False, 0, 0, "2100")]
+    )
+    first, second = json.loads(read.answer(Request(Kind.LIST, row=0), page, 0).body)
+    assert first == {
+        "name": "a b",
+        "path": "/v1/stream/a%20b",
+        "content_type": "a/b",
+        "created_at": "2026-01-01T00:00:00.500Z",
+        "expires_at": None,
+        "next_offset": "3",
+        "epoch": 0,
+        "sealed_through": "-1",
+        "uploaded_through": "-1",
+        "profile": "generic",
+    }
+    assert (second["name"], second["expires_at"]) == ("bucket/c", "2100")
+    assert json.loads(read.answer(Request(Kind.LIST, row=1), page, 0).body) == [second]
+    assert json.loads(read.answer(Request(Kind.LIST, row=2), page, 0).body) == []

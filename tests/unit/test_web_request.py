@@ -112,8 +112,9 @@ def test_routes_and_methods() -> None:
 def test_listing() -> None:
     request = parse(Head(b"GET", b"/v1/streams?prefix=a%2Fb&after=c&limit=7", []))
     assert (request.kind, request.prefix, request.after, request.limit) == (Kind.LIST, "a/b", "c", 7)
-    assert parse(Head(b"GET", b"/v1/streams?offset=7", [])) == parse(Head(b"GET", b"/v1/streams", []))  # a row's number means nothing here
-    for query in [b"limit=0", b"limit=1001", b"limit=+1", b"prefix=%ff", b"limit=1&limit=2"]:
+    assert parse(Head(b"GET", b"/v1/streams?offset=7", [])).row == 7 and parse(Head(b"GET", b"/v1/streams", [])).row == -1
+    assert parse(Head(b"GET", b"/ds/bucket/streams?offset=7", [])).row == -1
+    for query in [b"offset=4001", b"offset=-1", b"offset=", b"limit=0", b"limit=1001", b"limit=+1", b"prefix=%ff", b"limit=1&limit=2"]:
         with pytest.raises(BadRequest):
             parse(Head(b"GET", b"/v1/streams?" + query, []))
     with pytest.raises(BadRequest) as caught:

@@ -121,6 +121,7 @@ class Forks:
             lengths,
             request.retention_bytes,
             request.retention_age_s,
+            pinned.last_append_ms,
         )
         # From here on it is a create like any other: its bucket may have to be opened, its leader found, and silence means unknown.
         life.payload = command

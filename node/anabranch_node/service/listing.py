@@ -43,7 +43,8 @@ class Listings:
 
     def start(self, token: int, request: Request, groups: list[int]) -> list[Part]:
         listing = _Listing(token, request, len(groups))
-        query = ListStreams(request.prefix, request.after, request.limit)
+        wanted, by_row = max(request.row, 0) + request.limit, request.row >= 0
+        query = ListStreams(request.prefix, request.after, wanted, by_row)
         parts = []
         for group in groups:
             self._counter -= 1  # below zero, where no client's token is
@@ -63,7 +64,7 @@ class Listings:
         listing.missing -= 1
         if listing.missing:
             return None
-        return Listed(listing.token, listing.request, merged(listing.pages, listing.request.limit))
+        return Listed(listing.token, listing.request, merged(listing.pages, max(listing.request.row, 0) + listing.request.limit))
 
 
 def merged(pages: list[StreamPage], limit: int) -> StreamPage:

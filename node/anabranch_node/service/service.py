@@ -337,7 +337,7 @@ class Service:
         if life.bootstrap is not None:
             self._go_on_bootstrap(life, life.bootstrap, result)
             return
-        if type(result) is BucketUnknown and life.served is None:  # the node that was asked first looks after it
+        if type(result) is BucketUnknown and life.request is not None:  # of a client of ours; a fork comes here with its CreateFork
             self.buckets.unknown(life, result.bucket)
             return
         self._drop(life)

@@ -2,6 +2,7 @@
 
 Not here: waiting at the tail (service/live.py), server-sent events (sse.py), published snapshots (snapshot.py), bootstrap.py."""
 
+from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import accumulate
 from struct import unpack
@@ -15,7 +16,7 @@ from anabranch_node.core.stream.results import MessageSlice, ReadSlice, StreamIn
 from anabranch_node.web import errors
 from anabranch_node.web.reply import PREFLIGHT, STREAM_CLOSED, UP_TO_DATE, Reply, error
 from anabranch_node.web.request import DEFAULT_CONTENT_TYPE, BadRequest, Kind, Request
-from anabranch_node.web.routes import path_of
+from anabranch_node.web.routes import DEFAULT_BUCKET, path_of
 from anabranch_node.web.sse import cursor_for
 
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
@@ -51,7 +52,7 @@ def answer(request: Request, result: object, now_ms: int) -> Reply:
     if type(result) is StreamInfo:
         return _info(result)
     if type(result) is StreamPage:
-        return _page(result)
+        return _page(result) if request.row < 0 else _rows(request, result)
     return errors.answer(result)
 
 
@@ -181,3 +182,37 @@ def _page(page: StreamPage) -> Reply:
     items = [_Item(name, path_of(name)) for name in page.names]
     body = _encoder.encode(_Page(items, page.more, page.names[-1] if page.names else ""))
     return Reply(200, b"Content-Type: application/json\r\n" + _NO_STORE, body)
+
+
+class _Row(msgspec.Struct, gc=False):
+    """A descriptor as clients of Prisma Streams know it. What we have no such thing of says so: no epochs, no segments, no profiles but one."""
+
+    name: str
+    path: str
+    content_type: str
+    created_at: str
+    expires_at: str | None
+    next_offset: str
+    epoch: int = 0
+    sealed_through: str = "-1"
+    uploaded_through: str = "-1"
+    profile: str = "generic"
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _rows(request: Request, page: StreamPage) -> Reply:
+    """All rows from the first one; those before the one that is wanted are left out here."""
+    found = [
+        _Row(
+            name.removeprefix(f"{DEFAULT_BUCKET}/"),
+            path_of(name),
+            row.content_type,
+            (_EPOCH + timedelta(milliseconds=row.created_ms)).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            row.expires_at or None,
+            str(row.tail),
+        )
+        for name, row in zip(page.names[request.row :], page.rows[request.row :], strict=True)
+    ]
+    return Reply(200, b"Content-Type: application/json\r\n" + _NO_STORE, _encoder.encode(found))

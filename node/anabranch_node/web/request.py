@@ -24,6 +24,8 @@ TOKEN_BYTES_MAX: Final = 256
 QUERY_BYTES_MAX: Final = 4096
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1000
+LIST_ROW_MAX: Final = 4000
+"""Of a listing by row: every group gives all rows before it, too."""
 TIMEOUT_MAX_MS: Final = 60_000
 """A client may ask a long-poll to wait this long and no longer."""
 DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
@@ -80,6 +82,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     prefix: str = ""
     after: str = ""
     limit: int = LIST_LIMIT_DEFAULT
+    row: int = -1
+    """Of a listing that is asked for by row: the first one that is wanted."""
     request_id: str = ""
     http_host: str = ""
     bucket: str = ""
@@ -291,9 +295,11 @@ def allow_header(place: str) -> bytes:
 
 def _parse_rare(kind: Kind, route: Route, query: bytes, origin: str, request_id: str, host: str) -> Request:
     """What has no body and is neither a read nor about the stream as a whole."""
-    prefix, after, limit, at = "", "", LIST_LIMIT_DEFAULT, -1
-    if kind is Kind.LIST or kind is Kind.BUCKET_LIST:
-        prefix, after, limit = _page_of(query, LIST_LIMIT_DEFAULT if kind is Kind.LIST else LIST_LIMIT_MAX)
+    prefix, after, limit, row, at = "", "", LIST_LIMIT_DEFAULT, -1, -1
+    if kind is Kind.LIST:
+        prefix, after, limit, row = _page_of(query, LIST_LIMIT_DEFAULT)
+    elif kind is Kind.BUCKET_LIST:
+        prefix, after, limit, _ = _page_of(query, LIST_LIMIT_MAX)
     elif kind is Kind.SNAPSHOT_READ or kind is Kind.SNAPSHOT_DELETE:
         at = _offset_of(route.argument.encode(), "the offset of a snapshot")
     elif kind is Kind.BOOTSTRAP and _query(query, _BOOTSTRAP_PARAMETERS):
@@ -306,6 +312,7 @@ def _parse_rare(kind: Kind, route: Route, query: bytes, origin: str, request_id:
         prefix=prefix,
         after=after,
         limit=limit,
+        row=row,
         request_id=request_id,
         http_host=host,
         bucket=route.bucket,
@@ -507,6 +514,7 @@ READ_PARAMETERS: Final[dict[str, str]] = {
 LIST_PARAMETERS: Final[dict[str, str]] = {
     "prefix": "names that begin so",
     "after": "names behind this one",
+    "offset": f"`/v1/streams` only: the first row that is wanted, at most {LIST_ROW_MAX}; the answer is then a bare array of descriptors",
     "limit": f"1 to {LIST_LIMIT_MAX}; `/v1/streams` gives {LIST_LIMIT_DEFAULT} by default, a bucket's listing {LIST_LIMIT_MAX}",
 }
 _READ_PARAMETERS: Final = frozenset(name.encode() for name in READ_PARAMETERS)
@@ -608,14 +616,21 @@ def _timeout_ms(given: dict[bytes, bytes]) -> int | None:
     return min(TIMEOUT_MAX_MS, int(float(found[1]) * _UNIT_MS[found[2]]))
 
 
-def _page_of(query: bytes, limit: int) -> tuple[str, str, int]:
+def _page_of(query: bytes, limit: int) -> tuple[str, str, int, int]:
+    """(prefix, after, limit, row)"""
     given = _query(query, _LIST_PARAMETERS)
     raw = given.get(b"limit")
     if raw is not None:
         limit = _integer_of(raw, "limit")
         if not 1 <= limit <= LIST_LIMIT_MAX:
             raise refuse(400, "bad_parameter", f"limit must be 1 to {LIST_LIMIT_MAX}")
+    row = -1
+    raw = given.get(b"offset")
+    if raw is not None:
+        row = _integer_of(raw, "offset")
+        if row > LIST_ROW_MAX:
+            raise refuse(400, "bad_parameter", f"offset may be {LIST_ROW_MAX} at most; go on with after, which has no end")
     try:
-        return given.get(b"prefix", b"").decode("utf-8"), given.get(b"after", b"").decode("utf-8"), limit
+        return given.get(b"prefix", b"").decode("utf-8"), given.get(b"after", b"").decode("utf-8"), limit, row
     except UnicodeDecodeError:
         raise refuse(400, "bad_parameter", "prefix and after must be UTF-8") from None

@@ -24,7 +24,7 @@ EXPECTED = HERE / "expected.json"
 LONG_POLL_TIMEOUT_MS = 4000
 """Longer than what test_keys_times.py lets a long-poll with its own timeout take, so that the two can be told apart."""
 SUITE_TIMEOUT_S = 300
-WORKERS = 2
+WORKERS = 3
 
 
 class Counts(NamedTuple):

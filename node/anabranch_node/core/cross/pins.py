@@ -5,6 +5,10 @@ source's leader has asked the fork's group what became of it; a fork that is not
 CreateFork can come to stand on bytes that nobody keeps. After us: the last unpin of a deleted source frees it, and tells its own source in turn.
 Not here: reading what is inherited (stream/read_plan.py), sending (service/cross.py)."""
 
+from bisect import bisect_left, bisect_right
+
+import msgspec
+
 from anabranch_node.core.stream import lifecycle
 from anabranch_node.core.stream.commands import AckOutbox, Pin, Range, ResolveFork, SettlePin, Unpin
 from anabranch_node.core.stream.content_type import is_json, same_media_type
@@ -57,7 +61,7 @@ def pin(table: StreamTable, command: Pin, now_ms: int) -> PinResult:
             return SubOffsetBeyond()
         anchor = found.offset
     stream = table.own(name, stream)
-    state = PinState(command.fork, min(stream.earliest, anchor), anchor, True, now_ms)
+    state = PinState(command.fork, min(stream.earliest, anchor), anchor, True, now_ms, _last_append_ms(stream, anchor))
     rare = stream.rare_fields()
     rare.pins = {**(rare.pins or {}), command.uuid: state}
     table.pending_pins[command.uuid] = name
@@ -69,7 +73,16 @@ def _pinned(stream: Stream, state: PinState) -> Pinned:
     assert rare is not None
     ranges = _ranges(stream, state.earliest, state.offset)
     lifetime = (rare.ttl_s, rare.expires_at_ms, rare.expires_at)
-    return Pinned(stream.incarnation, state.offset, state.earliest, stream.content_type, *lifetime, ranges)
+    return Pinned(stream.incarnation, state.offset, state.earliest, stream.content_type, *lifetime, ranges, state.last_append_ms)
+
+
+def _last_append_ms(stream: Stream, offset: int) -> int:
+    """Append time of the last message before a point. Of what we inherit ourselves we know the latest, which is late enough."""
+    for chunk in stream.chunks():
+        if chunk.start < offset <= chunk.start + chunk.ends[-1]:
+            number = bisect_left(chunk.ends, offset - chunk.start)
+            return chunk.times[bisect_right(chunk.time_firsts, number) - 1]
+    return 0 if stream.rare is None or stream.rare.fork is None else stream.rare.fork.last_append_ms
 
 
 def _ranges(stream: Stream, start: int, end: int) -> list[Range]:
@@ -118,7 +131,7 @@ def settle(table: StreamTable, command: SettlePin, now_ms: int) -> Unpinned:
     state = None if stream is None or stream.rare is None or stream.rare.pins is None else stream.rare.pins.get(command.uuid)
     if stream is not None and state is not None and stream.incarnation == command.incarnation and state.pending:
         rare = table.own(command.stream, stream).rare_fields()
-        rare.pins = {**(rare.pins or {}), command.uuid: PinState(state.fork, state.earliest, state.offset, False, state.at_ms)}
+        rare.pins = {**(rare.pins or {}), command.uuid: msgspec.structs.replace(state, pending=False)}
     return Unpinned()
 
 

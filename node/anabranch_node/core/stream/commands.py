@@ -168,6 +168,8 @@ class CreateFork(Struct, frozen=True, array_like=True, tag=9, gc=False, forbid_u
     lengths: bytes = b""
     retention_bytes: int | None = None
     retention_age_s: int | None = None
+    last_append_ms: int = 0
+    """Of what is inherited."""
 
 
 class Unpin(Struct, frozen=True, array_like=True, tag=10, gc=False, forbid_unknown_fields=True):

@@ -57,13 +57,13 @@ def why_absent(name: str, stream: Stream | None, now_ms: int) -> StreamNotFound 
 def create(table: StreamTable, command: Create | CreateFork, incarnation: int, now_ms: int) -> CreateResult:
     """Idempotent: the same settings again answer where the stream ends (a body is not appended again), other settings are refused."""
     name = command.stream
+    fork = _fork_of(command)
+    if fork is not None and fork.uuid in table.refused:
+        return ForkTooLate()
     unknown = fences.check(table, name)
     if unknown is not None:
         return unknown
     stream = table.streams.get(name)
-    fork = _fork_of(command)
-    if fork is not None and fork.uuid in table.refused:
-        return ForkTooLate()
     if stream is not None:
         absent = why_absent(name, stream, now_ms)
         if absent is None:
@@ -79,7 +79,7 @@ def create(table: StreamTable, command: Create | CreateFork, incarnation: int, n
     if stream.rare is not None:
         stream.rare.touch(now_ms)
     if isinstance(command, CreateFork):
-        stream.rare_fields().last_append_ms = now_ms
+        stream.rare_fields().last_append_ms = command.last_append_ms
         stream.tail = stream.start = command.offset
         stream.earliest = command.earliest
     for message in messages:
@@ -96,7 +96,7 @@ def _fork_of(command: Create | CreateFork) -> Fork | None:
     if not isinstance(command, CreateFork):
         return None
     asked = (command.anchor, command.sub_offset)
-    return Fork(command.uuid, command.source, command.source_incarnation, *asked, command.offset, command.ranges)
+    return Fork(command.uuid, command.source, command.source_incarnation, *asked, command.offset, command.ranges, command.last_append_ms)
 
 
 def _rare_of(command: Create | CreateFork, fork: Fork | None) -> RareFields | None:
@@ -154,10 +154,10 @@ def look_for_fork(stream: Stream | None, look: ForkLook, now_ms: int) -> Created
 
 
 def fork_point_matches(held: Fork, anchor: int | None, sub_offset: int) -> bool:
-    """The same question as at its create, or the point itself that "the tail" then meant."""
+    """The same question as at its create, or the point itself that "the tail" meant then."""
     if (held.anchor, held.sub_offset) == (anchor, sub_offset):
         return True
-    return held.sub_offset == sub_offset == 0 and held.offset in (held.anchor, anchor) and None in (held.anchor, anchor)
+    return held.sub_offset == sub_offset == 0 and held.anchor is None and anchor == held.offset
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------------------

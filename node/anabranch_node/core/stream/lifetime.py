@@ -25,6 +25,8 @@ class Fork(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields
     sub_offset: int
     offset: int
     ranges: list[Range]
+    last_append_ms: int = 0
+    """Of what is inherited: times of the fork's own messages do not go back behind it."""
 
 
 class PinState(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -35,6 +37,7 @@ class PinState(Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fi
     offset: int
     pending: bool
     at_ms: int
+    last_append_ms: int = 0
 
 
 class Published(Struct, frozen=True, gc=False):
@@ -68,7 +71,7 @@ class RareFields(Struct, gc=False):
     """By the fork's uuid. Replaced, never changed, so that copies share it."""
     published: Published | None = None
     last_append_ms: int = 0
-    """Append time of the last message, if no message is held here: trimmed, or inherited by a fork (then about: the time of its create)."""
+    """Append time of the last message, if no message is held here: trimmed, or inherited by a fork."""
 
     def touch(self, now_ms: int) -> None:
         if self.ttl_s is not None:

@@ -181,6 +181,8 @@ class Pinned(Struct, frozen=True, array_like=True, tag=7, gc=False):
     expires_at_ms: int | None
     expires_at: str
     ranges: list[Range]
+    last_append_ms: int = 0
+    """Append time of the last message before `offset`: the fork's own do not go back behind it."""
 
 
 class PointElsewhere(Struct, frozen=True, array_like=True, tag=8, gc=False):
