@@ -230,6 +230,7 @@ class Model:
     buckets_open: dict[str, int] = field(default_factory=dict)
     fence_highest: int = 0
     buckets_checked: bool = False
+    """Off where a test does not open its buckets (tests/checkers/opened.py)."""
 
     # --- commands ----------------------------------------------------------------------------------------------------------------
 

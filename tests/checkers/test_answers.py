@@ -6,18 +6,33 @@ from typing import Any
 import pytest
 
 from anabranch_node.core.raft import entry as entries_of
-from anabranch_node.core.stream.commands import Append, BucketOpen, Command, Create, Delete, Producer, encode_commands
+from anabranch_node.core.stream.commands import (
+    Append,
+    BucketOpen,
+    Command,
+    Create,
+    CreateFork,
+    Delete,
+    Pin,
+    Producer,
+    PublishSnapshot,
+    Range,
+    Unpin,
+    encode_commands,
+)
 from tests.checkers.answers import NOW, START, Exchange, Judge
 from tests.checkers.timeline import Timeline
 from tests.sim.http_wire import Event, EventStream, Malformed, Response, parse_response
 
 S = "_default/s"
+FORK = S + "-fork"
 TYPE = "text/plain; try=c1"
 
 
 class Log:
     def __init__(self) -> None:
         self.timeline = Timeline()
+        self.timeline.model.buckets_open[S.partition("/")[0]] = 0
         self.judge = Judge({1: self.timeline})
         self._index = 0
         assert self.commit(BucketOpen("_default", 0, 0)) == ""
@@ -228,3 +243,35 @@ def test_an_event_stream_is_decoded() -> None:
         events.feed(b"3\r\n:\n\n\r\n", is_text=True)
     with pytest.raises(Malformed):
         EventStream().feed(b"10\r\nevent: data\ndata\n\r\n", is_text=True)
+
+
+def fork_of(log: Log, end: int) -> CreateFork:
+    life = log.timeline.latest(S).life
+    assert life is not None
+    return CreateFork(FORK, "u", S, life.incarnation, None, 0, end, 0, [Range(S, life.incarnation, 0, end)], TYPE, 3)
+
+
+def test_a_fork_shows_what_it_inherits_and_then_its_own(log: Log) -> None:
+    log.commit(fork_of(log, 5), Append(FORK, b"own", 3), Append(S, b"other", 3))
+    version = log.timeline.latest(FORK)
+    assert version.life is not None
+    assert (bytes(version.life.content), sorted(version.life.ends), version.tail) == (b"helloown", [0, 5, 8], 8)
+
+
+def test_what_a_snapshot_replaces_is_refused(log: Log) -> None:
+    exchange = log.ask("PUBLISH", "p1", offset=5, data=b"fold")
+    assert log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3)) == ""
+    assert log.says(exchange, 204) == ""
+    assert log.refuses(log.ask("GET", offset=0), 410, "trimmed", **{"stream-earliest-offset": f"{5:020d}"}) == ""
+    assert "not true" in log.refuses(log.ask("GET", offset=0), 410, "trimmed", **{"stream-earliest-offset": f"{4:020d}"})
+    assert "not true" in log.says(log.ask("GET", offset=0), 200, page(log, 5), b"hello")
+
+
+def test_a_deleted_source_is_gone_for_everybody_else(log: Log) -> None:
+    life = log.timeline.latest(S).life
+    assert life is not None
+    log.commit(Pin(S, "u", FORK, 5, 0, "", 3), Delete(S, 3))
+    assert log.refuses(log.ask("GET", offset=0), 410, "stream_gone") == ""
+    assert "not true" in log.refuses(log.ask("GET", offset=0), 404, "stream_not_found")
+    log.commit(Unpin(S, life.incarnation, "u", 3))
+    assert log.refuses(log.ask("GET", offset=0), 404, "stream_not_found") == ""
