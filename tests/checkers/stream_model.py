@@ -570,7 +570,7 @@ class Model:
             if kept is None or query.offset not in (-1, kept.offset):
                 return NoSnapshot()
             body = kept.body if query.blob else b""
-            return SnapshotBlob(kept.offset, kept.content_type, body, found.tail, found.closed, found.incarnation)
+            return SnapshotBlob(kept.offset, kept.content_type, body, found.tail, found.closed, found.incarnation, found.touch_due(now_ms))
         if isinstance(query, ReadMessages) and query.incarnation not in (0, found.incarnation):
             return StreamNotFound(query.stream)
         return self._read(found, query, now_ms)

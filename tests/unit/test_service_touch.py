@@ -39,6 +39,17 @@ def test_a_head_does_not_reset_the_window_and_a_read_does() -> None:
     assert _touched_at(world) > before
 
 
+def test_a_read_of_a_published_snapshot_resets_the_window() -> None:
+    world = World()
+    world.create(stream_ttl="8")
+    assert status(world.do(world.leader, "PUT", f"s/snapshot/{0:020d}", b"fold")) == 204
+    for target, answer in ((f"s/snapshot/{0:020d}", 200), ("s/snapshot", 307)):
+        world.ticks(30)
+        before = _touched_at(world)
+        assert status(world.do(world.follower(), "GET", target)) == answer
+        assert _touched_at(world) > before
+
+
 def test_a_touch_that_is_answered_late_is_not_taken_for_the_answer_of_a_long_poll() -> None:
     """Seed 256: the disk stalled, the read went on without its touch, and then that was committed."""
     world = World(holders=1, options=ServiceOptions(request_timeout_ms=1_000, live=LiveOptions(long_poll_timeout_ms=60_000)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from anabranch_node.core.stream.results import Inherited, MessageSlice, ReadSlice
+from anabranch_node.core.stream.results import Inherited, MessageSlice, ReadSlice, SnapshotBlob
 from anabranch_node.service.bootstrap import Bootstrap
 from anabranch_node.web.batch import Frame
 from anabranch_node.web.request import Request
@@ -57,7 +57,7 @@ class Life(Struct, gc=False):
     """(node, incarnation) that a refusal named as the leader's."""
     sent: bool = False
     """A write that may be in a log somewhere: from here on silence means unknown."""
-    slice: ReadSlice | MessageSlice | Inherited | None = None
+    slice: ReadSlice | MessageSlice | Inherited | SnapshotBlob | None = None
     last_look: bool = False
     """A long-poll whose time is over: wherever its last look is answered, it does not wait again."""
     remote: bool = False

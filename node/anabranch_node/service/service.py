@@ -18,8 +18,8 @@ from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import PublishSnapshot, Touch
-from anabranch_node.core.stream.queries import ReadAt, ReadMessages
-from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherited, MessageSlice, PointElsewhere, ReadSlice
+from anabranch_node.core.stream.queries import ReadAt, ReadMessages, ReadSnapshot
+from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherited, MessageSlice, PointElsewhere, ReadSlice, SnapshotBlob
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
@@ -44,7 +44,7 @@ _TRY_ELSEWHERE = (NotLeading, ReadUnavailable, NotHosted, Fenced)
 """Definite: it did not happen there, so it may be asked again."""
 _OF_BUCKETS = frozenset({Kind.BUCKET_CREATE, Kind.BUCKET_INFO, Kind.BUCKET_LIST, Kind.BUCKET_DELETE})
 _SNAPSHOT_KINDS = (Kind.SNAPSHOT_PUBLISH, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST, Kind.SNAPSHOT_DELETE)
-_READING = (Kind.READ, Kind.BOOTSTRAP)
+_READING = (Kind.READ, Kind.BOOTSTRAP, Kind.SNAPSHOT_READ, Kind.SNAPSHOT_LATEST)
 CLOCK_STEP_MAX_MS = 1_000
 """Between two turns; there is a tick every 50 ms. More is a clock that was set, or a process that was stopped."""
 
@@ -325,7 +325,7 @@ class Service:
         if kind is ReadSlice:
             if self._goes_on(life, result):
                 return
-        elif kind is Inherited or kind is MessageSlice:
+        elif kind is Inherited or kind is MessageSlice or kind is SnapshotBlob:
             if self._resets_window(life, result):
                 return
             if kind is Inherited and life.served is None:  # another node that asks puts it together itself
@@ -407,7 +407,7 @@ class Service:
             return True
         return False
 
-    def _resets_window(self, life: Life, slice: ReadSlice | MessageSlice | Inherited) -> bool:
+    def _resets_window(self, life: Life, slice: ReadSlice | MessageSlice | Inherited | SnapshotBlob) -> bool:
         """True: the read is served, but waits for the Touch of its stream."""
         request = life.request
         if (
@@ -416,7 +416,7 @@ class Service:
             and (request is None or request.kind in _READING)
             and not life.remote
             and not life.wait_ms  # it goes on with a live read, which resets the window when it starts
-            and isinstance(life.payload, ReadAt | ReadMessages)
+            and isinstance(life.payload, ReadAt | ReadMessages | ReadSnapshot)
         ):
             self._send_touch(life, slice)
             return True
@@ -472,7 +472,7 @@ class Service:
         self._send(life)
         return True
 
-    def _send_touch(self, life: Life, slice: ReadSlice | MessageSlice | Inherited) -> None:
+    def _send_touch(self, life: Life, slice: ReadSlice | MessageSlice | Inherited | SnapshotBlob) -> None:
         """The read now waits for the Touch of its stream. No leader: it is answered all the same; it is only not counted as activity."""
         life.stage, life.slice = Stage.TOUCHING, slice
         life.touch = self._own_token()

@@ -150,7 +150,7 @@ class StreamMachine:
                 return StreamNotFound(query.stream)
             return read_plan.read(stream, query, now_ms)
         if isinstance(query, ReadSnapshot):
-            return _published(stream, query)
+            return _published(stream, query, now_ms)
         assert isinstance(query, Head), query
         rare = stream.rare
         if rare is None:
@@ -244,13 +244,14 @@ _APPLY: Final[dict[type[Any], Callable[[StreamTable, Any, int], Result]]] = {
 }
 
 
-def _published(stream: Stream, query: ReadSnapshot) -> SnapshotBlob | NoSnapshot:
+def _published(stream: Stream, query: ReadSnapshot, now_ms: int) -> SnapshotBlob | NoSnapshot:
     published = None if stream.rare is None else stream.rare.published
     if published is None or query.offset not in (-1, published.offset):
         return NoSnapshot()
     assert stream.rare is not None
     data = published.data if query.blob else b""
-    return SnapshotBlob(published.offset, published.content_type, data, stream.tail, stream.rare.closed, stream.incarnation)
+    state = (stream.tail, stream.rare.closed, stream.incarnation, stream.rare.is_touch_due(now_ms))
+    return SnapshotBlob(published.offset, published.content_type, data, *state)
 
 
 def _row(stream: Stream) -> StreamRow:

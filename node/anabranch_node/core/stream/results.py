@@ -361,6 +361,7 @@ class SnapshotBlob(Struct, frozen=True, array_like=True, tag=37, gc=False):
     tail: int
     closed: bool
     incarnation: int
+    touch_due: bool = False
 
 
 class StreamRow(Struct, frozen=True, array_like=True, gc=False):
