@@ -16,7 +16,6 @@ from anabranch_node.core import effects as fx
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.commands import Append, Create
-from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.core.stream.results import Appended, Created
 from anabranch_node.engine import envelope
 from anabranch_node.engine.group import Group, GroupOptions
@@ -26,6 +25,7 @@ from anabranch_node.engine.snapshots import SnapshotOptions
 from anabranch_node.wal.options import WalOptions
 from anabranch_node.wal.wal import Wal
 from anabranch_proto.ids import NodeIdentity
+from tests.checkers.opened import OpenedMachine
 
 HOSTS = 3
 GROUPS = 64
@@ -50,7 +50,7 @@ class Cluster:
         self.answers: list[fx.Answer] = []
         self.cpu_s = [0.0] * HOSTS
         identities = [NodeIdentity("bench", number, number) for number in range(1, HOSTS + 1)]
-        self.hosts = [Host(me, _OPTIONS, StreamMachine, Random(me.node_id), 1, Wal(me, WalOptions())) for me in identities]
+        self.hosts = [Host(me, _OPTIONS, OpenedMachine, Random(me.node_id), 1, Wal(me, WalOptions())) for me in identities]
         self.inboxes: list[list[fx.Event]] = [[] for _ in identities]
         for number, host in enumerate(self.hosts):
             self._perform(number, host.start([], {}, {}))

@@ -8,6 +8,7 @@ import pytest
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.stream.commands import (
     Append,
+    BucketOpen,
     Command,
     Create,
     CreateFork,
@@ -31,9 +32,9 @@ TYPE = "text/plain; try=c1"
 class Log:
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self.timeline.model.buckets_open[S.partition("/")[0]] = 0
         self.judge = Judge({1: self.timeline})
         self._index = 0
+        assert self.commit(BucketOpen("_default", 0, 0)) == ""
 
     def commit(self, *commands: Command) -> str:
         self._index += 1

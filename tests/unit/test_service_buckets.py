@@ -409,3 +409,28 @@ def test_a_fork_opens_its_bucket_and_makes_it_on_v1_only(world: World) -> None:
         answer = world.do(1, "PUT", f"{surface}/{B}/fork", stream_forked_from="/v1/stream/source")
         assert status(answer) == wanted, (surface, answer)
     assert streams_of(world) == 1
+
+
+def test_a_listing_has_the_streams_of_its_bucket_alone_in_order_and_in_pages(world: World) -> None:
+    make(world)
+    names = [f"user-{number}" for number in range(6)] + ["other"]
+    assert [status(create(world, name)) for name in names] == [201] * 7
+    assert status(world.do(1, "PUT", "/v1/stream/agents-2/user-9", content_type="text/plain")) == 201
+    assert status(world.do(2, "POST", f"/ds/{B}/user-1", b"hello", content_type="text/plain", stream_closed="true")) == 204
+    after, seen = "", []
+    for left in (4, 2, 0):
+        answer = world.do(3, "GET", f"/ds/{B}/streams?prefix=user-&limit=2{after}")
+        page = body(answer)
+        assert status(answer) == 200 and (page["bucket_id"], page["prefix"], page["stream_count"]) == (B, "user-", 6)
+        assert page["has_more"] == (left > 0) and page["next_cursor"] == (page["streams"][-1]["stream_id"] if left else None)
+        seen += page["streams"]
+        after = f"&after={page['next_cursor']}"
+    assert [row["stream_id"] for row in seen] == names[:6]
+    row = seen[1]
+    assert {key: row[key] for key in ("status", "content_type", "tail_offset")} == {
+        "status": "Closed",
+        "content_type": "text/plain",
+        "tail_offset": 5,
+    }
+    assert 0 < row["created_at_ms"] <= row["last_write_at_ms"] and seen[0]["status"] == "Open"
+    assert body(world.do(3, "GET", f"/{B}/streams"))["stream_count"] == 7
