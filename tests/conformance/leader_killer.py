@@ -20,6 +20,7 @@ class LeaderKiller:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.killed: list[str] = []
+        self._last = ""
         self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="leader-killer", daemon=True)
@@ -44,8 +45,10 @@ class LeaderKiller:
             self._error = error
 
     def _kill_one(self) -> None:
-        victim = max(self.cluster.nodes, key=lambda node: len(led_groups(node.status())))
-        self.killed.append(victim.name)
+        led = {node.name: len(led_groups(node.status())) for node in self.cluster.nodes}
+        victim = max(self.cluster.nodes, key=lambda node: (led[node.name], node.name != self._last))
+        self._last = victim.name
+        self.killed.append(f"{victim.name} (led {led[victim.name]} groups)")
         self.cluster.kill(victim)
         self._stop.wait(DOWN_S)  # long enough for the others to elect, also when the test ends now
         self.cluster.restart(victim)

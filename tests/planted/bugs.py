@@ -485,12 +485,12 @@ BUGS: tuple[Bug, ...] = (
         ),
         http=True,
     ),
-    # Not here: "unpin acknowledged when it is sent" and "uuid of a fork that was given up not refused". A leader must fall silent between two
-    # commands of different groups, or a create be under way for seconds; not within 60 HTTP seeds with forks. tests/unit/test_service_cross.py
-    # holds the first, test_stream_like_model.py the second.
     # Not here, until the simulator has a meta group: "fence skipped in one group" (cross.BucketDeletes), "open below a fence accepted"
     # (fences.open_bucket), "two commands of an entry at one place" (buckets.place_of), "a decision of an earlier round taken" (Buckets._is_round).
     # tests/unit/test_service_buckets.py, test_fences.py and test_cluster_machine.py hold them: each edit was tried, and at least one test fails.
+    # Not here: "unpin acknowledged when it is sent" and "uuid of a fork that was given up not refused". A leader must fall silent between two
+    # commands of different groups, or a create be under way for seconds; not within 60 HTTP seeds with forks. tests/unit/test_service_cross.py
+    # holds the first, test_stream_like_model.py the second.
     # Not here: "a live reader goes on in another incarnation" (live._same): delete and create must be applied in one turn with a reader at a boundary
     # of both. Not within 150 HTTP seeds; tests/unit/test_service.py holds it.
     # Not here: "a replica being removed may not run" (raft.may_campaign). Chance found it in an earlier form of the simulator and not within 700
