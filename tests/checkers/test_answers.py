@@ -32,7 +32,6 @@ TYPE = "text/plain; try=c1"
 class Log:
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self.timeline.model.buckets_open[S.partition("/")[0]] = 0
         self.judge = Judge({1: self.timeline})
         self._index = 0
         assert self.commit(BucketOpen("_default", 0, 0)) == ""
