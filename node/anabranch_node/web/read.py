@@ -14,7 +14,7 @@ from anabranch_node.web.reply import PREFLIGHT, STREAM_CLOSED, UP_TO_DATE, Reply
 from anabranch_node.web.request import BadRequest, Kind, Request
 from anabranch_node.web.routes import path_of
 from anabranch_node.web.sse import cursor_for
-from anabranch_node.web.write import is_json
+from anabranch_node.web.write import is_json_cached
 
 _NO_STORE: Final = b"Cache-Control: no-store\r\n"
 _NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
@@ -72,12 +72,12 @@ def _read(request: Request, slice: ReadSlice, now_ms: int) -> Reply:
     else:
         # Behind the tail, or at the end of a closed stream, the same question has the same answer for ever.
         headers += _CACHED if slice.closed or not slice.up_to_date else _NO_CACHE
-        etag = f'"{slice.incarnation:x}-{slice.start}-{slice.next_offset}{":c" if slice.closed else ""}"'
-        headers += b"ETag: " + etag.encode() + b"\r\n"
-        if request.if_none_match and not polling and matches(request.if_none_match, etag):
+        etag = b'"%x-%d-%d%b"' % (slice.incarnation, slice.start, slice.next_offset, b":c" if slice.closed else b"")
+        headers += b"ETag: %b\r\n" % etag
+        if request.if_none_match and not polling and matches(request.if_none_match, etag.decode()):
             return Reply(304, headers)
     headers += _type_headers.get(slice.content_type) or _type_header(slice.content_type)
-    if is_json(slice.content_type):
+    if is_json_cached(slice.content_type):
         data = b"[" + data[:-1] + b"]"
     return Reply(200, headers, data)
 

@@ -32,7 +32,7 @@ def is_json(content_type: str) -> bool:
     return content_type == _JSON or media_type(content_type) == _JSON
 
 
-_is_json: Final = lru_cache(256)(is_json)
+is_json_cached: Final = lru_cache(256)(is_json)
 
 
 def split_json(body: bytes) -> list[bytes]:
@@ -73,7 +73,7 @@ def command(request: Request, body: bytes) -> Command:
         content_type = request.content_type
         if not content_type:
             raise refuse(400, "content_type_required", "an append needs a Content-Type")
-        if _is_json(content_type):
+        if is_json_cached(content_type):
             messages = split_json(body)
             if not messages:
                 raise refuse(400, "empty_array", "an empty array appends nothing")
