@@ -89,13 +89,12 @@ class StreamMachine:
 
     def query(self, query: Query, now_ms: int) -> QueryResult:
         """`now_ms` is the clock of the node that serves: it says whether a Touch is worth proposing. What is visible, the group's clock says."""
-        kind = type(query)
-        if kind is ListStreams:
+        if isinstance(query, ListStreams):
             return self._list(query)
         stream = self._table.streams.get(query.stream)
         if stream is None or not self._is_visible(stream):
             return StreamNotFound(query.stream)
-        if kind is ReadAt:
+        if isinstance(query, ReadAt):
             return read_plan.read(stream, query.offset, query.max_bytes, now_ms)
         assert isinstance(query, Head), query
         rare = stream.rare
