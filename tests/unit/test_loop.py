@@ -1,12 +1,14 @@
 """The loop's own decisions: who syncs a write, and that reports of the disk never overtake one another."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import uvloop
 
 from anabranch_node.core import effects as fx
-from anabranch_node.drivers.loop import INLINE_BYTES_MAX, NodeLoop
+from anabranch_node.drivers.loop import INLINE_BYTES_MAX, INLINE_PAUSE_RATIO, INLINE_SYNC_MAX_S, NodeLoop
 
 
 class FakeService:
@@ -75,3 +77,43 @@ def test_a_lone_write_is_synced_by_the_loop_but_never_overtakes_the_thread() -> 
         loop.stop()
 
     uvloop.run(asyncio.wait_for(scenario(), 10))
+
+
+def test_a_slow_sync_sends_writes_to_the_thread_for_ten_times_as_long_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of a second for one hiccup among a hundred syncs left a lone writer with the thread most of the time."""
+    now_s = 100.0
+    clock = SimpleNamespace(perf_counter=lambda: now_s, time_ns=lambda: int(now_s * 1e9))
+    monkeypatch.setattr("anabranch_node.drivers.loop.time", clock)
+    slow_s = INLINE_SYNC_MAX_S * 1.5
+
+    class SlowDisk(FakeDisk):
+        def perform_now(self, effects: list[fx.WalWrite]) -> list[Any]:
+            nonlocal now_s
+            now_s += slow_s
+            return super().perform_now(effects)
+
+    async def scenario() -> None:
+        nonlocal now_s
+        service, disk = FakeService(), SlowDisk()
+        loop = NodeLoop(cast(Any, service), cast(Any, None), 50, lambda _: None)
+        loop.disk, loop.snapshots = cast(Any, disk), cast(Any, object())
+
+        async def turn(*effects: Any) -> None:
+            service.effects.append(list(effects))
+            loop.push(fx.Tick())
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        await turn(write(1))
+        assert disk.inline == [1]
+        now_s = 100.0 + slow_s * (INLINE_PAUSE_RATIO - 1)
+        await turn(write(2))
+        assert disk.submitted == [2]
+        loop.report([fx.Synced(2)])
+        await turn()
+        now_s = 100.0 + slow_s * (INLINE_PAUSE_RATIO + 1)
+        await turn(write(3))
+        assert disk.inline == [1, 3]
+        loop.stop()
+
+    uvloop.run(scenario())

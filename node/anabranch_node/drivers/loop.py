@@ -27,7 +27,7 @@ _WAL = (fx.SegmentCreate, fx.SegmentDelete, fx.WalWrite, fx.SyncMark, fx.WalRead
 STALL_S = 0.1
 INLINE_BYTES_MAX = 4096
 INLINE_SYNC_MAX_S = 0.002
-INLINE_PAUSE_S = 1.0
+INLINE_PAUSE_RATIO = 10.0
 
 
 class NodeLoop:
@@ -195,8 +195,9 @@ class NodeLoop:
             now = time.perf_counter()
             if not rest and self._is_alone(wal, now):
                 events = self.disk.perform_now(wal)
-                if time.perf_counter() - now > INLINE_SYNC_MAX_S:
-                    self._inline_after = now + INLINE_PAUSE_S
+                took_s = time.perf_counter() - now
+                if took_s > INLINE_SYNC_MAX_S:
+                    self._inline_after = now + took_s * INLINE_PAUSE_RATIO
                 self._reported(events)
                 return
             if not self.disk.submit(wal):
@@ -211,7 +212,7 @@ class NodeLoop:
     def _is_alone(self, wal: list[Any], now: float) -> bool:
         """One small write, nobody else to serve and an idle disk thread: then the loop writes and syncs by itself. Handing over to the thread and
         back costs 150 to 200 us of a lone writer's latency, and gains nothing where there is nothing to overlap with. A sync that was slow sends
-        the next second's to the thread."""
+        those of ten times as long to the thread: a slow disk holds the loop for a tenth of its time at most, and a single hiccup costs little."""
         assert self.disk is not None
         return (
             len(wal) == 1

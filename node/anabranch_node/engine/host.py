@@ -291,9 +291,9 @@ class Host:
         self._out.extend(waits.effects)
         for group, last_index, last_term, term in waits.stable:
             if self._is_current(group):
-                self._dirty[group.id] = group
                 try:
-                    group.raft.synced(last_index, last_term, term)
+                    if group.raft.synced(last_index, last_term, term):
+                        self._dirty[group.id] = group
                 except Exception as error:
                     self._fence(group, f"{type(error).__name__}: {error}", durable=False)
         for group, m in waits.letters:

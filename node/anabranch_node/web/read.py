@@ -88,9 +88,10 @@ def _read(request: Request, slice: ReadSlice | MessageSlice, now_ms: int) -> Rep
     else:
         # Behind the tail, or at the end of a closed stream, the same question has the same answer for ever.
         headers += _CACHED if slice.closed or not slice.up_to_date else _NO_CACHE
-        etag = f'"{slice.incarnation:x}-{slice.start}-{slice.next_offset}{":c" if slice.closed else ""}{_variant(request)}"'
-        headers += b"ETag: " + etag.encode() + b"\r\n"
-        if request.if_none_match and not polling and matches(request.if_none_match, etag):
+        closed = b":c" if slice.closed else b""
+        etag = b'"%x-%d-%d%b%b"' % (slice.incarnation, slice.start, slice.next_offset, closed, _variant(request))
+        headers += b"ETag: %b\r\n" % etag
+        if request.if_none_match and not polling and matches(request.if_none_match, etag.decode()):
             return Reply(304, headers)
     if type(slice) is MessageSlice:
         return Reply(200, headers + _RAW_TYPE, _own_bytes(slice))
@@ -103,11 +104,11 @@ def _read(request: Request, slice: ReadSlice | MessageSlice, now_ms: int) -> Rep
 _RAW_TYPE: Final = f"Content-Type: {DEFAULT_CONTENT_TYPE}\r\n".encode()
 
 
-def _variant(request: Request) -> str:
+def _variant(request: Request) -> bytes:
     """What else than the range makes other bytes. A key may hold quotes and commas, which a tag may not."""
     if request.read_key is None:
-        return ":r" if request.raw else ""
-    return f":k{blake2b(request.read_key.encode(), digest_size=8).hexdigest()}{':r' if request.raw else ''}"
+        return b":r" if request.raw else b""
+    return b":k%b%b" % (blake2b(request.read_key.encode(), digest_size=8).hexdigest().encode(), b":r" if request.raw else b"")
 
 
 def messages_of(slice: MessageSlice, content_type: str) -> list[bytes]:

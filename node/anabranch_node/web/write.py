@@ -3,7 +3,6 @@
 JSON mode lives here on the way in: a body is cut into messages, each stored as its own bytes and a comma, numbers and key order untouched.
 Not here: comparing content types, producers, closing (core/stream/append.py)."""
 
-from functools import lru_cache
 from struct import pack
 from typing import Final
 
@@ -25,9 +24,6 @@ MESSAGES_MAX: Final = 65_536
 _APPENDED: Final = b"Stream-Next-Offset: %020d\r\n"
 _PLAIN: Final = render(Reply(204, b"@"), keep_alive=True).replace(b"%", b"%%").replace(b"@", _APPENDED)
 _PRODUCED: Final = b"Stream-Next-Offset: %020d\r\nProducer-Epoch: %d\r\nProducer-Seq: %d\r\n"
-
-
-_is_json: Final = lru_cache(256)(is_json)
 
 
 def split_json(body: bytes) -> list[bytes]:
@@ -74,7 +70,7 @@ def command(request: Request, body: bytes) -> Command:
         content_type = request.content_type
         if not content_type:
             raise refuse(400, "content_type_required", "an append needs a Content-Type")
-        if _is_json(content_type):
+        if is_json(content_type):
             messages = split_json(body)
             if not messages:
                 raise refuse(400, "empty_array", "an empty array appends nothing")

@@ -172,6 +172,8 @@ def _leave_office(raft: Raft) -> None:
     """The group goes on without us, and the change that says so is committed: name the most complete voter, tell it the commit, and step down."""
     flush(raft)
     best = max(raft.config.voters, key=lambda replica: (raft.progress[replica].match, replica))
+    if raft.progress[best].sent_commit < raft.log.committed:
+        raft.send_now.append(Committed(best, raft.id, raft.term, min(raft.progress[best].match, raft.log.committed)))
     raft.send_now.append(TimeoutNow(best, raft.id, raft.term))
     raft.become_follower(raft.term, 0)
 
@@ -215,7 +217,7 @@ def _round_voters(raft: Raft) -> list[int]:
 
 
 def _replicate(raft: Raft, replica: int, progress: Progress) -> None:
-    """Send what fits the follower's window; at least the commit index, if it moved."""
+    """Send what fits the follower's window; at least the commit index, if it moved and nothing else will bring it soon."""
     log, options = raft.log, raft.options
     while progress.next <= log.last_index and progress.can_send(options.in_flight_count_max, options.in_flight_bytes_max):
         if progress.next < log.first_index:
@@ -231,10 +233,11 @@ def _replicate(raft: Raft, replica: int, progress: Progress) -> None:
     if progress.loading:
         return
     if progress.state is State.REPLICATE:
-        commit = min(log.committed, progress.match)
-        if progress.sent_commit < commit:
-            progress.sent_commit = commit
-            raft.send_now.append(Committed(replica, raft.id, raft.term, commit))
+        # While appends are under way, the answer to the last of them brings us here again, and the next append says it, too: a busy group
+        # announces nothing by itself. What is lost is said by a heartbeat.
+        if progress.sent_commit < log.committed and progress.match == log.last_index:
+            progress.sent_commit = log.committed
+            raft.send_now.append(Committed(replica, raft.id, raft.term, log.committed))
     elif progress.state is State.PROBE and not progress.probe_sent and progress.match < log.last_index:
         _send(raft, replica, progress, [])  # nothing new for a new member in a quiet group, but what it has is not known yet
 

@@ -177,11 +177,13 @@ class Raft:
             self.leader_lost = True
             self.timeout_ticks = min(self.timeout_ticks, self.quiet_ticks + self.rng.randrange(*self.options.peer_lost_ticks))
 
-    def synced(self, last_index: int, last_term: int, durable_term: int) -> None:
-        """Everything persisted when our log ended at (last_index, last_term) and our term was durable_term is on disk now."""
+    def synced(self, last_index: int, last_term: int, durable_term: int) -> bool:
+        """Everything persisted when our log ended at (last_index, last_term) and our term was durable_term is on disk now. False: there is nothing
+        for a flush to do. So it is on every follower, and on a leader that hears from its followers first, or not yet."""
         self.durable_term = max(self.durable_term, durable_term)
         if self.log.stable_to(last_index, last_term) and self.role is Role.LEADER:
             leader.advance_commit(self)
+        return self.applied < self.log.committed
 
     def entries_loaded(self, replica: int, first_index: int, entries: list[bytes]) -> None:
         leader.entries_loaded(self, replica, first_index, entries)
