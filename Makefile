@@ -101,6 +101,13 @@ bench: $(STAMP) ## measure core, log and host; the service next to other servers
 clients: $(STAMP) ## npm, PyPI and curl clients against three real nodes whose leader is killed: nothing lost, nothing twice
 	$(STAGE) clients 240 $(PY) -m tests.clients.run
 
+.PHONY: generate
+generate: $(STAMP) ## write what is made from the code: proto/anabranch_proto/peer_pb2.py, docs/{config,metrics,protocol}.md
+	@$(PY) proto/generate.py
+	@$(PY) -m anabranch_node.main config-reference > docs/config.md
+	@$(PY) -m anabranch_node.drivers.telemetry > docs/metrics.md
+	@$(PY) -m tests.tidy.protocol_page
+
 .PHONY: venv
 venv: $(STAMP) ## only set up the virtual environment
 

@@ -67,7 +67,9 @@ def read_report(report: dict[str, object]) -> tuple[Counts, list[str]]:
         elif test["status"] == "failed":
             failed += 1
             lines = "".join(test["failureMessages"]).strip().splitlines() or ["no message"]
-            failures.append(f"{test['fullName'].strip()}\n    {lines[0][:300]}")
+            # A property-based test names its cause further down.
+            causes = [line.strip() for line in lines[1:] if line.lstrip().startswith(("Cause:", "caused by", "Caused by", "[cause]", "Got "))]
+            failures.append("\n    ".join([test["fullName"].strip(), *[line[:300] for line in (lines[0], *causes[:2])]]))
         else:
             skipped += 1
     if passed + failed == 0:

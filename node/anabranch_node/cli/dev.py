@@ -35,7 +35,7 @@ class _StopRequested(Exception):
 @click.option("--nodes", "count", type=click.IntRange(1, 9), help="how many  [default: 3, or what the data directory has]")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), default=Path("anabranch-dev"), show_default=True, help="kept over restarts")
 @click.option("--port", type=click.IntRange(1, 65000), help=f"node i serves clients here + 10 i, admin + 1, peers + 2  [default: {PORT}]")
-@click.option("--group-count", type=click.IntRange(1, GROUP_COUNT_MAX), help="of a new cluster  [default: 16]")
+@click.option("--group-count", type=click.IntRange(1, GROUP_COUNT_MAX), help="of a new cluster  [default: two for each node]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="a setting for every node, as in docs/config.md")
 @click.option("--timeout", "timeout_s", type=float, default=60.0, show_default=True, help="seconds until all nodes must be ready")
 def dev(count: int | None, data: Path, port: int | None, group_count: int | None, settings: tuple[str, ...], timeout_s: float) -> None:
@@ -98,7 +98,7 @@ def _prepare(count: int | None, data: Path, port: int | None, group_count: int |
     stored = DevCluster.stored(data)
     if stored is None:
         count = count or 3
-        file = DevFile(FORMAT, fresh_cluster_id(), min(3, count), group_count or 16, port or PORT, initialized=False, nodes=[])
+        file = DevFile(FORMAT, fresh_cluster_id(), min(3, count), group_count or 2 * count, port or PORT, initialized=False, nodes=[])
     else:
         file = stored
         count = count or len(file.nodes)
