@@ -239,6 +239,7 @@ def _end(table: StreamTable, name: str, stream: Stream) -> None:
     stream = table.own(name, stream)
     rare = stream.rare_fields()
     rare.gone = True
+    table.mortal.add(name)
     stream.producers = None
     if rare.published is not None:
         table.hot_bytes -= len(rare.published.data)

@@ -179,8 +179,8 @@ class StreamMachine:
         if not query.details:
             return StreamPage(page, more)
         first = bisect_left(names, query.prefix)
-        alike = names[first : bisect_left(names, query.prefix + chr(0x10FFFF), first)]
-        count = sum(self._is_visible(streams[name]) for name in alike)
+        alike = bisect_left(names, query.prefix + chr(0x10FFFF), first) - first
+        count = alike - sum(name.startswith(query.prefix) and not self._is_visible(streams[name]) for name in self._table.mortal)
         return StreamPage(page, more, [_row(streams[name]) for name in page], count)
 
     def due(self, now_ms: int) -> list[Command]:

@@ -31,6 +31,7 @@ class StreamTable:
         "fences",
         "generation",
         "hot_bytes",
+        "mortal",
         "outbox",
         "pending_pins",
         "refused",
@@ -51,6 +52,8 @@ class StreamTable:
         """Uuids of forks that must never be made: their pins were given up."""
         self.pending_pins: dict[str, str] = {}
         """Uuid of a fork-to-be -> its source here. Derived."""
+        self.mortal: set[str] = set()
+        """Streams that may be there and not be shown: past their due, or kept for forks. Derived; only ever counted."""
         self.fences = Fences()
         self.bucket_counts: dict[str, int] = {}
         """Streams of each bucket that has any, those included that are kept for forks, or past their due and not freed. Derived."""
@@ -74,6 +77,7 @@ class StreamTable:
         if not self.bucket_counts[bucket]:
             del self.bucket_counts[bucket]
         self._names = None
+        self.mortal.discard(name)
         if stream.rare is not None and (stream.rare.due_ms is not None or stream.rare.gone):
             self.expiry.forget(self.streams)
 
@@ -81,6 +85,9 @@ class StreamTable:
         """Once in its life, or at restore: whether it can expire or is trimmed is settled by its create, and touches are found out lazily."""
         if (due_ms := rare.due_ms) is not None:
             self.expiry.add(due_ms, name, stream.incarnation)
+            self.mortal.add(name)
+        elif rare.gone:
+            self.mortal.add(name)
         self.retention.watch(name, stream)
         for uuid, pin in (rare.pins or {}).items():
             if pin.pending:
