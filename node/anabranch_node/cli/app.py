@@ -17,6 +17,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "append": ("append", "append"),
     "read": ("read", "read"),
     "tail": ("read", "tail"),
+    "bucket": ("bucket", "bucket"),
     "bench": ("bench", "bench"),
     "config-reference": ("serve", "config_reference"),
     "completion": ("completion", "completion"),
