@@ -67,8 +67,8 @@ def read_report(report: dict[str, object]) -> tuple[Counts, list[str]]:
         elif test["status"] == "failed":
             failed += 1
             lines = "".join(test["failureMessages"]).strip().splitlines() or ["no message"]
-            # A property-based test names its cause further down.
-            causes = [line.strip() for line in lines[1:] if line.lstrip().startswith(("Cause:", "caused by", "Caused by", "[cause]", "Got "))]
+            # A property-based test says why in its counterexample's error, further down.
+            causes = [line.strip() for line in lines[1:] if "Error" in line and "node_modules" not in line]
             failures.append("\n    ".join([test["fullName"].strip(), *[line[:300] for line in (lines[0], *causes[:2])]]))
         else:
             skipped += 1
