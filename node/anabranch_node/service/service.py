@@ -23,7 +23,7 @@ from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherite
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
-from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
+from anabranch_node.service.bootstrap import PIECE_BYTES, Bootstrap, CutOff, Refuse, Send
 from anabranch_node.service.buckets import BucketRequests
 from anabranch_node.service.cross import Cross
 from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
@@ -176,7 +176,8 @@ class Service:
                     return
                 write = True
             elif kind is Kind.BOOTSTRAP:
-                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token))
+                piece_bytes = min(PIECE_BYTES, self.options.response_bytes_max)
+                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token), piece_bytes)
                 payload = bootstrap.query()
             elif kind in _SNAPSHOT_KINDS:
                 write = kind is Kind.SNAPSHOT_PUBLISH
