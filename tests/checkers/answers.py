@@ -12,15 +12,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from anabranch_node.core.stream.commands import Create, CreateFork, PublishSnapshot
-from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, SnapshotPublished, StreamGone, StreamNotFound
+from anabranch_node.core.stream.results import Appended, Created, Deleted, Result, SnapshotPublished, StreamClosed, StreamGone, StreamNotFound
+from tests.checkers.bucket_log import BucketLog
+from tests.checkers.stream_model import split
 from tests.checkers.timeline import Life, Timeline, Version
 from tests.sim.http_wire import Event, Response
 
 NOW, START = -2, -1
 UNKNOWN = "outcome_unknown"
+_WRITES = ("POST", "PUT", "DELETE", "PUBLISH", "BATCH")
 _NOT_NOW = {"no_leader", "overloaded", "disk_full", "hot_full", "fenced", "read_unavailable", "not_hosted", "initializing", "stale_open"}
 """503s that say: it did not happen."""
 _REFUSALS = {
@@ -72,17 +76,31 @@ class Exchange:
     """Where an event stream stands."""
     lives: list[Life] | None = None
     """Of an event stream: the incarnations that it can be a reading of."""
+    bucket: str = ""
+    """Of a request about a bucket."""
+    moment: int = 0
+    """Of bucket_log.py, when it arrived."""
+    makes_bucket: bool = True
+    """Of a create: asked for where its bucket is made with it."""
+    frames: list[tuple[list[bytes], str]] | None = None
+    """Of an append-batch: the messages of each as they are stored, or why it is refused."""
+    key: str | None = None
+    """Of a read: only messages with that key."""
     waited_low: int = 0
     """Of a long-poll: when its time was over. "Nothing new" is said after one more look, which began then or later."""
 
     def __str__(self) -> str:
+        if self.bucket:
+            return f"{self.method} bucket {self.bucket}"
         asked = f" offset={self.offset}" if self.method == "GET" else ""
         return f"{self.method} {self.stream}{asked}{f' live={self.live}' if self.live else ''}{f' mark={self.mark}' if self.mark else ''}"
 
 
 class Judge:
-    def __init__(self, timelines: dict[int, Timeline]) -> None:
+    def __init__(self, timelines: dict[int, Timeline], buckets: BucketLog | None = None) -> None:
         self.timelines = timelines
+        self.buckets = buckets
+        """None: nobody can ask for a bucket."""
         self._writes: dict[str, Exchange] = {}  # by mark
         self.refused: dict[str, Exchange] = {}  # by mark: must never be committed
         self._claimed: set[tuple[str, int]] = set()  # deletes that an answer has spoken for
@@ -107,13 +125,13 @@ class Judge:
     def sent(self, exchange: Exchange) -> None:
         if exchange.mark:
             self._writes[exchange.mark] = exchange
-        if exchange.method == "DELETE":
+        if exchange.method == "DELETE" and exchange.stream:
             self._deletes[exchange.stream] = self._deletes.get(exchange.stream, 0) + 1
 
     def never_arrived(self, exchange: Exchange) -> None:
         if exchange.mark:
             self.refused[exchange.mark] = exchange
-        if exchange.method == "DELETE":
+        if exchange.method == "DELETE" and exchange.stream:
             self._deletes[exchange.stream] -= 1
 
     def at_the_end(self) -> str:
@@ -129,17 +147,23 @@ class Judge:
         """ "": true at some position since the request arrived."""
         self.judged += 1
         status, code = response.status, response.code
+        if exchange.bucket:
+            assert self.buckets is not None
+            return self.buckets.judge(exchange, response)
         if status == 500:
             return f"internal error: {response.body!r}"
         if status == 503:
             if code == UNKNOWN:
-                return "" if exchange.method in ("POST", "PUT", "DELETE", "PUBLISH") else "a read has no unknown outcome"
+                return "" if exchange.method in _WRITES else "a read has no unknown outcome"
+            if code == "bucket_deleting":
+                known = exchange.method == "PUT" and self.buckets is not None and self.buckets.was_deleting(exchange.moment)
+                return self._refuse(exchange, timeline) if known else "no bucket was being deleted"
             if code == "fork_too_late":
                 return self._write(exchange, response, code, timeline)
             if code not in _NOT_NOW and exchange.method != "HEAD":  # its answer has no body
                 return f"a 503 without a known code: {code!r}"
             return self._refuse(exchange, timeline)
-        if exchange.method in ("POST", "PUT", "PUBLISH"):
+        if exchange.method in ("POST", "PUT", "PUBLISH", "BATCH"):
             return self._write(exchange, response, code, timeline)
         if exchange.method == "DELETE":
             return self._delete(exchange, response, timeline)
@@ -150,13 +174,19 @@ class Judge:
     def _refuse(self, exchange: Exchange, timeline: Timeline) -> str:
         if exchange.mark and exchange.mark in timeline.tagged:
             return "definitely refused, and committed"
-        if exchange.method in ("POST", "PUT", "DELETE", "PUBLISH"):
+        if exchange.method in _WRITES:
             self.never_arrived(exchange)
         return ""
 
     def _write(self, exchange: Exchange, response: Response, code: str, timeline: Timeline) -> str:
         done = timeline.tagged.get(exchange.mark, [])
         if not done:
+            if code == "bucket_not_found":
+                absent = self.buckets is not None and self.buckets.was_absent(exchange.stream.partition("/")[0], exchange.moment)
+                wrong = "" if absent and not exchange.makes_bucket else "its bucket was there, or is made with it"
+                return wrong or self._refuse(exchange, timeline)
+            if exchange.frames is not None and response.status == 200:
+                return _acks(exchange, response, None) or self._refuse(exchange, timeline)
             if exchange.fork is not None and response.status != 201:
                 return self._looked(exchange, response, timeline) or self._refuse(exchange, timeline)
             if exchange.method == "PUBLISH" and self._is_elsewhere(exchange, code, timeline):
@@ -167,6 +197,8 @@ class Judge:
         if done[0].position <= exchange.low:
             return f"committed at {done[0].position}, before it arrived at {exchange.low}"
         result = done[0].result
+        if exchange.frames is not None and response.status == 200:
+            return _acks(exchange, response, result)
         if response.status >= 400:
             status, name = _REFUSALS.get(code, (0, ""))
             if (response.status, type(result).__name__) != (status, name):
@@ -175,6 +207,8 @@ class Judge:
         if exchange.method == "PUBLISH":
             done_so = response.status == 204 and isinstance(result, SnapshotPublished) and result.offset == exchange.offset
             return "" if done_so else f"the log says {result}"
+        if exchange.frames is not None:
+            return "a batch is answered by 200, frame by frame"
         return _created(response, result) if exchange.method == "PUT" else _appended(response, result)
 
     def _is_elsewhere(self, exchange: Exchange, code: str, timeline: Timeline) -> bool:
@@ -213,7 +247,7 @@ class Judge:
         return f"not true at any position of [{low}, {timeline.count}], where it was {_shown(versions)}"
 
     def _fits(self, exchange: Exchange, response: Response, code: str, version: Version) -> bool:
-        life, tail, closed, earliest, gone = version
+        life, tail, closed, earliest, gone, _ = version
         status, headers = response.status, response.headers
         if life is None:
             return status == 404
@@ -227,6 +261,8 @@ class Judge:
         start = {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
         if exchange.offset == NOW and exchange.live and status == 200:  # it waited: "now" was when it began to
             start = int(headers["stream-next-offset"]) - len(unwrapped(response.body, life.content_type))
+        if exchange.method == "BOOTSTRAP":
+            return False  # judged piece by piece
         if start < earliest:
             return status == 410 and code == "trimmed" and int(headers["stream-earliest-offset"]) == earliest
         if status == 400:
@@ -242,13 +278,20 @@ class Judge:
         if status == 204:
             return exchange.live == "long-poll" and start == end == tail
         etag = f'"{life.incarnation:x}-{start}-{end}{":c" if closed and at_tail else ""}"'
-        if exchange.offset != NOW and headers.get("etag") != etag:
+        given = headers.get("etag", "")
+        if exchange.key is not None:
+            etag = f"{etag[:-1]}{given[given.rfind(':k') :]}" if ":k" in given else ""  # what names the key is the server's own
+        if exchange.offset != NOW and given != etag:
             return False
         if status == 304:
             return exchange.etag == etag
         if exchange.live and not response.body:
             return False
         data = unwrapped(response.body, life.content_type)
+        if exchange.key is not None:
+            wanted = life.keyed(exchange.key, start, end)
+            whole = len(wanted) < 2 or sum(map(len, wanted)) <= exchange.max_bytes
+            return headers["content-type"] == life.content_type and data == b"".join(wanted) and whole and (end > start or at_tail)
         return headers["content-type"] == life.content_type and data == life.content[start:end] and _whole(exchange, life, start, end, tail)
 
     def event(self, exchange: Exchange, event: Event, timeline: Timeline) -> str:
@@ -258,7 +301,7 @@ class Judge:
         control = event.control
         end = int(control["streamNextOffset"])
         fitting: list[tuple[int, Life]] = []
-        for position, (life, tail, closed, _, gone) in versions:
+        for position, (life, tail, closed, _, gone, _) in versions:
             if life is None or gone or (exchange.lives is not None and life not in exchange.lives):
                 continue
             start = exchange.at if exchange.lives is not None else {NOW: tail, START: 0}.get(exchange.offset, exchange.offset)
@@ -277,6 +320,15 @@ class Judge:
         exchange.lives = [life for _, life in fitting]
         exchange.at = end
         return ""
+
+    def bootstrap(self, exchange: Exchange, body: bytes, response: Response, complete: bool, timeline: Timeline, high: int) -> str:
+        """What a client got of a multipart body that began when `high` commands were committed: a snapshot and each message behind it, exactly;
+        or how that begins, if it was cut off."""
+        self.judged += 1
+        versions = timeline.between(exchange.stream, exchange.low, high)
+        if any(_is_bootstrap(body, response.headers, complete, version) for _, version in versions):
+            return ""
+        return f"{len(body)} bytes, {'all' if complete else 'cut off'}, not true at any position of [{exchange.low}, {high}]: {_shown(versions)}"
 
     def _list(self, exchange: Exchange, response: Response) -> str:
         if response.status != 200:
@@ -306,6 +358,22 @@ def unwrapped(body: bytes, content_type: str) -> bytes:
     return body[1:-1] + b"," if len(body) > 2 else b""
 
 
+def _is_bootstrap(body: bytes, headers: dict[str, str], complete: bool, version: Version) -> bool:
+    life, tail, _, earliest, gone, snapshot = version
+    if life is None or gone or int(headers["stream-next-offset"]) != tail:
+        return False
+    if headers["stream-snapshot-offset"] != ("-1" if snapshot is None else f"{snapshot.offset:020d}"):
+        return False
+    boundary = headers["content-type"].removeprefix("multipart/mixed; boundary=")
+    first = ("application/octet-stream", b"") if snapshot is None else (snapshot.content_type, snapshot.body)
+    ends = [earliest, *sorted(end for end in life.ends if earliest < end <= tail)]
+    cut = 1 if life.content_type.startswith("application/json") else 0  # the comma
+    parts = [first, *((life.content_type, bytes(life.content[start : end - cut])) for start, end in pairwise(ends))]
+    whole = b"\r\n".join(f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n".encode() + data for kind, data in parts)
+    whole += f"\r\n--{boundary}--\r\n".encode()
+    return body == whole if complete else whole.startswith(body)
+
+
 def _whole(exchange: Exchange, life: Life, start: int, end: int, tail: int) -> bool:
     """No more than was asked for, but always a message, and nothing empty before the tail."""
     if end == start:
@@ -325,6 +393,8 @@ def _differs(asked: Exchange, command: Any) -> str:
         claim = command.producer
         given = (command.stream, command.body, None if claim is None else (claim.id, claim.epoch, claim.seq), command.close)
     wanted = (asked.stream, asked.data, asked.producer, asked.close)
+    if given == wanted and asked.frames is not None and split(command.body, command.lengths) != [one for frame, _ in asked.frames for one in frame]:
+        return f"messages {split(command.body, command.lengths)} instead of {asked.frames}"
     return "" if given == wanted else f"{given} instead of {wanted}"
 
 
@@ -353,6 +423,35 @@ def _appended(response: Response, result: Result) -> str:
     return ""
 
 
+def _acks(exchange: Exchange, response: Response, result: Result | None) -> str:
+    """Of an append-batch, frame by frame. `result` None: nothing of it is in the log."""
+    assert exchange.frames is not None
+    given = [
+        (ack["status"], ack.get("stream_next_offset"), ack.get("stream_closed", False), ack.get("error_code", ""))
+        for ack in json.loads(response.body)
+    ]
+    at, wanted = 0, []
+    if isinstance(result, Appended):
+        at = result.start_offset
+        known = result.start_offset + sum(len(message) for frame, _ in exchange.frames for message in frame) == result.next_offset
+        figures = (int(response.headers["stream-next-offset"]), "stream-closed" in response.headers)
+        if figures != (result.next_offset, result.closed) or not (known or result.duplicate):
+            return f"the log says {result}, the answer {figures}"
+        if result.producer and (int(response.headers["producer-epoch"]), int(response.headers["producer-seq"])) != (result.epoch, result.seq):
+            return f"the log says {result}, the answer names another producer state"
+    for messages, why in exchange.frames:
+        at += sum(map(len, messages))
+        if why:
+            wanted.append((400, None, False, why))
+        elif isinstance(result, Appended):
+            wanted.append((204, at if known else result.next_offset, result.closed, ""))
+        elif isinstance(result, StreamClosed):
+            wanted.append((409, result.tail, True, "stream_closed"))
+        else:
+            return f"acknowledged, the log says {result}"
+    return "" if given == wanted else f"the log says {result}, which means {wanted}, the answer is {given}"
+
+
 def _created(response: Response, result: Result) -> str:
     if not isinstance(result, Created):
         return f"acknowledged, the log says {result}"
@@ -361,7 +460,7 @@ def _created(response: Response, result: Result) -> str:
 
 
 def _shown(versions: list[tuple[int, Version]]) -> str:
-    def shown(life: Life | None, tail: int, closed: bool, earliest: int, gone: bool) -> str:
+    def shown(life: Life | None, tail: int, closed: bool, earliest: int, gone: bool, _: object) -> str:
         if life is None:
             return "nothing"
         return f"{life.incarnation:x} [{earliest}:{tail}]{' closed' if closed else ''}{' gone' if gone else ''}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from anabranch_node.core.raft import entry as entries_of
 from anabranch_node.core.stream.commands import Append, Command, Create, CreateFork, Delete, PublishSnapshot, decode_commands
 from anabranch_node.core.stream.results import BucketUnknown, PointElsewhere, Result, StreamGone, StreamNotFound
-from tests.checkers.stream_model import Model, ModelStream, split
+from tests.checkers.stream_model import Model, ModelSnapshot, ModelStream, split
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +32,12 @@ class Life:
     """Message boundaries."""
     noted: int = 0
     """Messages of its own so far."""
+    keys: list[tuple[int, int, str]] = field(default_factory=list)
+    """(start, end, key) of messages that have one."""
+
+    def keyed(self, key: str, start: int, end: int) -> list[bytes]:
+        """The messages of [start, end) with that key."""
+        return [bytes(self.content[first:last]) for first, last, given in self.keys if given == key and start <= first and last <= end]
 
 
 class Version(NamedTuple):
@@ -42,6 +48,7 @@ class Version(NamedTuple):
     earliest: int = 0
     gone: bool = False
     """Deleted or expired, and kept for its forks."""
+    snapshot: ModelSnapshot | None = None
 
 
 class Done(NamedTuple):
@@ -120,9 +127,11 @@ class Timeline:
                 life = self._begin(name, found)
             for message in found.messages[life.noted :]:
                 life.noted += 1
+                if message.key:
+                    life.keys.append((len(life.content), len(life.content) + len(message.body), message.key))
                 life.content += message.body
                 life.ends.add(len(life.content))
-            version = Version(life, len(life.content), found.closed, found.earliest)
+            version = Version(life, len(life.content), found.closed, found.earliest, False, found.snapshot)
         if self.latest(name) != version:
             self._add_version(name, version)
 
@@ -135,6 +144,7 @@ class Timeline:
             assert len(source.content) >= part.end, (name, part, len(source.content))
             life.content += bytes(part.start - len(life.content)) + source.content[part.start : part.end]
             life.ends |= {end for end in source.ends if part.start <= end < part.end} | {part.end}
+            life.keys += [(start, min(end, part.end), key) for start, end, key in source.keys if part.start <= start < part.end]
         life.content += bytes(found.start - len(life.content))
         life.ends.add(found.start)
         return life

@@ -6,7 +6,7 @@ client leaves. Before us: http_clients.py. After us: sim_node.py and its Service
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,10 @@ from anabranch_node.web.reply import render
 from anabranch_node.web.request import BadRequest, Head, parse
 from anabranch_proto.ids import group_of
 from tests.checkers.answers import Exchange, Judge
+from tests.checkers.bucket_log import BucketLog
 from tests.checkers.timeline import Life, Timeline
 from tests.sim.chance import between
-from tests.sim.http_wire import Event, EventStream, Malformed, Response, parse_response
+from tests.sim.http_wire import Event, EventStream, Malformed, Response, dechunked, parse_response
 from tests.sim.swarm import SECOND
 
 if TYPE_CHECKING:
@@ -46,6 +47,13 @@ class Call:
     events: EventStream | None = None
     is_text: bool = False
     calm: bool = False
+    response: Response | None = None
+    """Of a bootstrap: its head, and in `got` what has come of its body."""
+    got: bytearray = field(default_factory=bytearray)
+    high: int = 0
+    """Commands that were committed when it began."""
+    taken_us: int = 0
+    """When its client took the last piece; 0: it has not yet."""
 
     def __str__(self) -> str:
         return f"{self.exchange} at node {self.node}"
@@ -56,7 +64,8 @@ class FrontDoor:
         self._world = world
         self._rng = Random(f"front door {world.swarm.seed}")
         self.timelines = {group: Timeline(self._life_of) for group in range(1, world.swarm.group_count + 1)}
-        self.judge = Judge(self.timelines)
+        self.buckets = BucketLog(self.timelines)
+        self.judge = Judge(self.timelines, self.buckets)
         self.open: dict[int, Call] = {}  # at a node, and not answered yet
         self._left_tokens: set[int] = set()
         self.counts: dict[str, int] = {}
@@ -74,6 +83,13 @@ class FrontDoor:
     def committed(self, group: int, index: int, entry: bytes) -> None:
         timeline = self.timelines[group]
         wrong = self.judge.committed(timeline.add(index, entry), timeline)
+        if self._world.has_meta:
+            wrong = wrong or self.buckets.group_changed(group, timeline.model)
+        if wrong:
+            raise self._world.violation(wrong)
+
+    def meta_committed(self, index: int, entry: bytes) -> None:
+        wrong = self.buckets.committed(index, entry)
         if wrong:
             raise self._world.violation(wrong)
 
@@ -101,6 +117,7 @@ class FrontDoor:
             exchange.low = self.timeline_of(exchange.stream).count
         else:
             exchange.lows = {group: timeline.count for group, timeline in self.timelines.items()}
+        exchange.moment = self.buckets.now
         call.calm = self._world.calm
         self.open[exchange.token] = call
         try:
@@ -125,7 +142,10 @@ class FrontDoor:
     def _left(self, call: Call) -> None:
         node = self._world.nodes[call.node]
         self._left_tokens.add(call.exchange.token)
-        if self.open.pop(call.exchange.token, None) is not None and node.up and node.boots == call.life:
+        was_open = self.open.pop(call.exchange.token, None) is not None
+        if was_open and call.response is not None:
+            self._judge_bootstrap(call, complete=False)
+        if was_open and node.up and node.boots == call.life:
             node.push(sx.RequestGone(call.exchange.token))
 
     def _poll_is_over(self, call: Call) -> None:
@@ -138,6 +158,8 @@ class FrontDoor:
         node = self._world.nodes[call.node]
         if self.open.get(call.exchange.token) is not call or call.events is not None or node.boots != call.life or not node.up:
             return
+        if call.response is not None and (not call.taken_us or self._world.now_us < call.taken_us + call.waits):
+            return  # it is the client's turn, or a count of its own has begun
         if node.paused or node.pauses != call.pauses:  # its clock went on, but it did not: a new count
             call.pauses = node.pauses
             self._world.after(call.waits, self._still_there, call)
@@ -162,12 +184,24 @@ class FrontDoor:
                 self._respond(call, effect.data)
         elif isinstance(effect, sx.Begin):
             call = self._call(node, effect.token, live=False)
-            if call is not None:
+            if call is not None and call.exchange.method == "BOOTSTRAP":
+                self._begin_bootstrap(call, effect.data, effect.paced)
+            elif call is not None:
                 self._begin(call, effect.data)
+        elif isinstance(effect, sx.Piece):
+            call = self._call(node, effect.token, live=True)
+            if call is not None:
+                self._part(call, effect.data, last=False)
+        elif isinstance(effect, sx.Abort):
+            call = self._call(node, effect.token, live=True)
+            if call is not None:
+                self._cut_off(call)
         elif isinstance(effect, sx.Broadcast | sx.End):
             for token in effect.tokens:
                 call = self._call(node, token, live=True)
-                if call is not None:
+                if call is not None and call.response is not None and isinstance(effect, sx.End):
+                    self._part(call, effect.data, last=True)
+                elif call is not None:
                     self._piece(call, effect.data, isinstance(effect, sx.End))
         else:
             raise self._world.violation(f"node {node.number}: nobody asked for {effect}")
@@ -180,7 +214,7 @@ class FrontDoor:
             raise self._world.violation(f"node {node.number} answers token {token}, which it was not asked or has answered before")
         if call.node != node.number or call.life != node.boots:
             raise self._world.violation(f"node {node.number} answers {call}")
-        if live != (call.events is not None):
+        if live != (call.events is not None or call.response is not None):
             raise self._world.violation(f"node {node.number}: {call} {'has no beginning' if live else 'has begun already'}")
         return call
 
@@ -197,7 +231,8 @@ class FrontDoor:
             raise self._world.violation(f"{call}: {response.status} {response.code} {response.headers.get('stream-next-offset', '')}: {wrong}")
         if response.status == 204 and exchange.live and "stream-closed" not in response.headers and self._world.calm:
             self._check_patience(call)
-        self._count(f"{exchange.method}{' ' + exchange.live if exchange.live else ''} {response.status} {response.code}".strip())
+        about = " bucket" if exchange.bucket else f" {exchange.live}" if exchange.live else ""
+        self._count(f"{exchange.method}{about} {response.status} {response.code}".strip())
         self._tell(call, call.client.answered, response)
 
     def _check_patience(self, call: Call) -> None:
@@ -236,6 +271,71 @@ class FrontDoor:
         if last:
             del self.open[call.exchange.token]
             self._tell(call, call.client.ended)
+
+    # --- bootstraps ----------------------------------------------------------------------------------------------------------------
+
+    def _begin_bootstrap(self, call: Call, raw: bytes, paced: bool) -> None:
+        head, separator, body = raw.partition(b"\r\n\r\n")
+        call.response = self._parsed(call, head + separator)
+        call.high = self.timeline_of(call.exchange.stream).count
+        if call.response.status != 200 or call.response.headers.get("transfer-encoding") != "chunked":
+            raise self._world.violation(f"{call}: {call.response}")
+        self._count("BOOTSTRAP 200")
+        if self._is_last(call, body):
+            raise self._world.violation(f"{call}: the response ends where it begins")
+        if paced:
+            self._let_take(call)
+
+    def _part(self, call: Call, raw: bytes, last: bool) -> None:
+        if not last and not call.taken_us:
+            raise self._world.violation(f"{call}: a piece that its client is not ready for")
+        if self._is_last(call, raw) != last:
+            raise self._world.violation(f"{call}: {'the last piece does not end' if last else 'the response ends within a piece'}")
+        if not last:
+            self._count("BOOTSTRAP piece")
+            self._let_take(call)
+            return
+        del self.open[call.exchange.token]
+        self._judge_bootstrap(call, complete=True)
+        assert call.response is not None
+        self._tell(call, call.client.answered, call.response)
+
+    def _cut_off(self, call: Call) -> None:
+        del self.open[call.exchange.token]
+        self._count("BOOTSTRAP cut off")
+        self._judge_bootstrap(call, complete=False)
+        self._tell(call, call.client.broken)
+
+    def _is_last(self, call: Call, raw: bytes) -> bool:
+        try:
+            data, ended = dechunked(raw)
+        except (Malformed, ValueError) as error:
+            raise self._world.violation(f"{call}: malformed chunks: {error}: {raw[:200]!r}") from error
+        call.got += data
+        return ended
+
+    def _judge_bootstrap(self, call: Call, complete: bool) -> None:
+        assert call.response is not None
+        wrong = self.judge.bootstrap(call.exchange, bytes(call.got), call.response, complete, self.timeline_of(call.exchange.stream), call.high)
+        if wrong:
+            raise self._world.violation(f"{call}: {wrong}: {bytes(call.got[:300])!r}")
+
+    def _let_take(self, call: Call) -> None:
+        """Its client takes what has come, soon or late; or leaves without."""
+        call.taken_us = 0
+        world, what = self._world, self._rng.random()
+        if what < 0.05:
+            world.after(self._rng.randint(1, 3 * SECOND), self.leave, call)
+        else:
+            world.after(self._rng.randint(1, 3 * SECOND) if what < 0.15 else self._delay(), self._take, call)
+
+    def _take(self, call: Call) -> None:
+        node = self._world.nodes[call.node]
+        if self.open.get(call.exchange.token) is call and node.up and node.boots == call.life:
+            call.taken_us = self._world.now_us
+            call.pauses = -1 if node.paused else node.pauses
+            node.push(sx.Taken(call.exchange.token))
+            self._world.after(call.waits, self._still_there, call)
 
     def _event(self, call: Call, event: Event) -> None:
         wrong = self.judge.event(call.exchange, event, self.timeline_of(call.exchange.stream))

@@ -6,6 +6,7 @@ here it only decides what comes next. Before us: world.py starts us. After us: f
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 JSON, BINARY, TEXT = "application/json", "application/octet-stream", "text/plain"
 BUCKET = "_default/"
+Frames = list[tuple[bytes, list[bytes], str]]
+_NUMBER = re.compile(rb'\{"n": (\d+)\}')
 LAG_US = 3 * SECOND
 """How long a live reader may stay behind once all is well, beyond the deadlines of two requests."""
 
@@ -51,13 +54,25 @@ class HttpClient:
         world, rng = self.world, self.rng
         if rng.random() < 0.5:
             self.node = rng.choice(list(world.nodes))
-        path = PREFIX + exchange.stream.removeprefix(BUCKET) + end if exchange.stream else "/v1/streams"
+        path = self._path_of(exchange) + end
         target = f"{path}?{query}" if query else path
         raw = [(name.encode(), value.encode()) for name, value in (("host", "sim:4437"), *headers)]
         call = Call(exchange, self, self.node, Head(method.encode(), target.encode(), raw), body)
         world.note(self.node, f"client {self.number} asks {exchange}") if world.tracing else None
         world.front_door.send(call)
         return call
+
+    def _path_of(self, exchange: Exchange) -> str:
+        """Two surfaces, the same streams: on /ds a create does not make the bucket."""
+        stream, bucket = exchange.stream, exchange.bucket
+        if bucket:
+            return f"/ds/{bucket}"
+        if not stream:
+            return "/v1/streams"
+        if self.world.has_meta and self.rng.random() < 0.3:
+            exchange.makes_bucket = False
+            return f"/ds/{stream}"
+        return PREFIX + stream.removeprefix(BUCKET)
 
     def wait_for(self, call: Call, extra_us: int = 0) -> None:
         self.waiting = call
@@ -105,6 +120,7 @@ class Writer(HttpClient):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
         self.is_producer = self.rng.random() < world.swarm.producer_share
+        self.keys: dict[str, list[str]] = {}  # of our appends that were acknowledged
         self.places: dict[str, tuple[int, int]] = {}  # stream -> (epoch, next sequence)
         self.known: set[str] = set()
         self.offsets: dict[str, list[int]] = {}
@@ -131,6 +147,9 @@ class Writer(HttpClient):
         if world.swarm.publish_share and stream in world.mortal and rng.random() < world.swarm.publish_share:
             self._publish(stream)
             return
+        if world.has_meta and rng.random() < world.swarm.bucket_share:
+            self._bucket()
+            return
         what = rng.random()
         if stream in world.forks and stream not in self.known:
             self._look(stream)
@@ -147,6 +166,29 @@ class Writer(HttpClient):
             self._create(stream)
         else:
             self._new_append(stream)
+
+    # --- buckets ---------------------------------------------------------------------------------------------------------------------
+
+    def _bucket(self) -> None:
+        """Streams in them are deleted more often than elsewhere, so that some deletes find a bucket empty, and some only nearly so."""
+        world, rng = self.world, self.rng
+        token, what = world.token(), rng.random()
+        stream = rng.choice(world.bucketed)
+        bucket = rng.choice((*world.buckets, stream.partition("/")[0]))
+        if what < 0.35:
+            self.wait_for(self.ask(Exchange(token, "DELETE", stream), "DELETE"))
+        elif what < 0.65:
+            self.wait_for(self.ask(Exchange(token, "DELETE", "", bucket=bucket), "DELETE"))
+        elif what < 0.75:
+            self.wait_for(self.ask(Exchange(token, "PUT", "", bucket=bucket), "PUT"))
+        elif what < 0.82:
+            self.wait_for(self.ask(Exchange(token, "GET", "", bucket=bucket), "GET"))
+        elif what < 0.9:
+            prefix, after, limit = rng.choice(("", "o", "s")), rng.choice(("", "one", "s2")), rng.choice((1, 2, 100))
+            exchange = Exchange(token, "LIST", "", bucket=bucket, prefix=prefix, after=after, limit=limit)
+            self.wait_for(self.ask(exchange, "GET", f"prefix={prefix}&after={after}&limit={limit}", end="/streams"))
+        else:
+            self._create(stream)
 
     # --- writes ----------------------------------------------------------------------------------------------------------------------
 
@@ -214,7 +256,32 @@ class Writer(HttpClient):
         payload = world.payload(size)
         return payload.replace(b"\0", b" ").replace(b"   ", b"\n x") if world.media[stream] == TEXT else payload
 
+    def _frames(self, stream: str, faulty: bool) -> Frames:
+        """Of an append-batch: (payload, messages as they are stored, or why it is refused)."""
+        frames: Frames = []
+        is_json = self.world.media[stream] == JSON
+        for _ in range(self.rng.randint(1, 4)):
+            if faulty and self.rng.random() < 0.4:
+                payload, why = self.rng.choice(
+                    ((b"", "empty_body"), (b'{"n": ', "bad_json"), (b"[ ]", "empty_array")) if is_json else ((b"", "empty_body"),)
+                )
+                frames.append((payload, [], why))
+            else:
+                payload = self._body(stream)
+                frames.append((payload, [b'{"n": %b},' % one for one in _NUMBER.findall(payload)] if is_json else [payload], ""))
+        return frames
+
     def _new_append(self, stream: str) -> None:
+        world = self.world
+        if world.swarm.batch_share and self.rng.random() < world.swarm.batch_share:
+            frames = self._frames(stream, self.rng.random() < 0.3)
+            if self.is_producer:
+                epoch, seq = self.places.setdefault(stream, (0, 0))
+                self.pending = (stream, frames, (epoch, seq), False)
+                self._append(*self.pending)
+            else:
+                self._append(stream, frames, None, False)
+            return
         body = self._body(stream)
         close = stream in self.world.mortal and self.rng.random() < 0.02
         if not self.is_producer:
@@ -227,12 +294,26 @@ class Writer(HttpClient):
         self.pending = (stream, body, (epoch, seq), close)
         self._append(*self.pending)
 
-    def _append(self, stream: str, body: bytes, claim: tuple[int, int] | None, close: bool) -> None:
+    def _append(self, stream: str, body: bytes | Frames, claim: tuple[int, int] | None, close: bool) -> None:
         self.wait_for(self._post(stream, body, claim, close))
         if claim is not None and self.rng.random() < 0.1:  # twice at once, perhaps at two nodes
             self._post(stream, body, claim, close)
 
-    def _post(self, stream: str, body: bytes, claim: tuple[int, int] | None, close: bool) -> Call:
+    def _post_batch(self, stream: str, frames: Frames, claim: tuple[int, int] | None) -> Call:
+        token = self.world.token()
+        mark = f"k{token}"
+        exchange = Exchange(token, "BATCH", stream, mark=mark, frames=[(messages, why) for _, messages, why in frames])
+        exchange.data = b"".join(message for _, messages, _ in frames for message in messages)
+        headers = [("content-type", self.world.media[stream]), ("stream-key", mark)]
+        if claim is not None:
+            headers += [("producer-id", f"p{self.number}"), ("producer-epoch", str(claim[0])), ("producer-seq", str(claim[1]))]
+            exchange.producer = (f"p{self.number}", *claim)
+        body = b"".join(len(payload).to_bytes(4, "big") + payload for payload, _, _ in frames)
+        return self.ask(exchange, "POST", "", tuple(headers), body, "/append-batch")
+
+    def _post(self, stream: str, body: bytes | Frames, claim: tuple[int, int] | None, close: bool) -> Call:
+        if isinstance(body, list):
+            return self._post_batch(stream, body, claim)
         world, rng = self.world, self.rng
         token = world.token()
         mark = f"k{token}" if body else f"q{token:09d}"
@@ -273,6 +354,9 @@ class Writer(HttpClient):
             exchange = Exchange(token, "LIST", "", prefix=BUCKET, after=after, limit=limit)
             self.wait_for(self.ask(exchange, "GET", f"prefix={BUCKET}&limit={limit}&after={after}"))
             return
+        if world.swarm.bootstrap_share and rng.random() < world.swarm.bootstrap_share:
+            self.wait_for(self.ask(Exchange(token, "BOOTSTRAP", stream), "GET", end="/bootstrap"))
+            return
         offset = rng.choice([START, NOW, 0, *self.offsets.get(stream, [])[-20:]])
         if rng.random() < world.swarm.mischief:
             offset = max(0, offset) + rng.choice((3, 5, 100_000))
@@ -282,7 +366,10 @@ class Writer(HttpClient):
         if rng.random() < 0.4:
             exchange.max_bytes = rng.choice((1, 40, 200))
             query += f"&max_bytes={exchange.max_bytes}"
-        if what > 0.85:
+        if world.swarm.key_share and rng.random() < world.swarm.key_share:
+            exchange.key = rng.choice([*self.keys.get(stream, ["nobody"])[-5:]])
+            query += f"&key={exchange.key}"
+        elif what > 0.85:
             exchange.live = "long-poll"
             query += "&live=long-poll"
         elif self.etags.get(stream, (None, ""))[0] == offset and exchange.max_bytes > 1_000:
@@ -298,13 +385,17 @@ class Writer(HttpClient):
             self.acked += 1
         if "stream-next-offset" in response.headers:
             self.offsets.setdefault(stream, []).append(int(response.headers["stream-next-offset"]))
+        if exchange.key is not None:
+            return
+        if exchange.method in ("POST", "BATCH") and status < 300 and exchange.data:
+            self.keys.setdefault(stream, []).append(exchange.mark)
         if "etag" in response.headers:
             self.etags[stream] = (exchange.offset, response.headers["etag"])
-        if exchange.method == "PUT" and (status < 300 or code == "stream_exists"):
+        if exchange.method == "PUT" and stream and (status < 300 or code == "stream_exists"):
             self.known.add(stream)
         if status == 404:
             self.known.discard(stream)
-        if exchange.method == "POST" and self.pending is not None and status != 503:
+        if exchange.method in ("POST", "BATCH") and self.pending is not None and status != 503:
             self._settle(stream, response, code)
 
     def _settle(self, stream: str, response: Response, code: str) -> None:

@@ -56,6 +56,21 @@ def parse_response(raw: bytes, head_only: bool = False) -> Response:
     return Response(int(status), headers, body)
 
 
+def dechunked(raw: bytes) -> tuple[bytes, bool]:
+    """What is in whole chunks, and whether the last one is among them."""
+    data, at, ended = bytearray(), 0, False
+    while at < len(raw):
+        end = raw.index(b"\r\n", at)
+        size = int(raw[at:end], 16)
+        chunk = raw[end + 2 : end + 2 + size]
+        if ended or len(chunk) != size or raw[end + 2 + size : end + 4 + size] != b"\r\n":
+            raise Malformed(f"chunk at {at} of {raw[:60]!r}, ended: {ended}")
+        at = end + 4 + size
+        ended = not size
+        data += chunk
+    return bytes(data), ended
+
+
 class EventStream:
     """Chunks in, events out. Every piece that a node sends ends at a chunk, and every chunk at an event."""
 

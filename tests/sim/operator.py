@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from anabranch_node.core import effects as fx
+from anabranch_node.core.cluster.commands import InitCluster, RegisterNode
 from anabranch_node.core.raft.membership import Configuration
 from anabranch_node.core.raft.raft import Raft
 from anabranch_node.core.stream.commands import BucketOpen
+from anabranch_proto.ids import META_GROUP
 from tests.sim.swarm import SECOND
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ class Operator:
             leader = world.leader(group)
             if leader is not None:
                 self._step(group, leader)
-                self._open_buckets(group, leader)
+                if not world.has_meta:
+                    self._open_buckets(group, leader)
+                elif group == META_GROUP:
+                    self._init(leader)
         if world.swarm.http:
             self._spread_the_word()
         world.after(SECOND // 2, self.work)
@@ -51,6 +56,14 @@ class Operator:
         opened = node.host.groups[group].machine._table.fences.opened  # type: ignore[attr-defined]
         for bucket in sorted({name.partition("/")[0] for name in world.streams} - opened.keys()):
             world.ask(node, fx.Propose(world.token(), group, BucketOpen(bucket, 0, 0)), None)
+
+    def _init(self, leader: Raft) -> None:
+        """As the first node does, again and again until it is done. Who is where the nodes are told by us, not by the meta group."""
+        world = self._world
+        node = world.nodes[world.node_of[leader.id]]
+        if node.host.groups[META_GROUP].machine.view() is None:  # type: ignore[attr-defined]
+            first = RegisterNode("n1", 1, 1, "", "", "", "", 0)
+            world.ask(node, fx.Propose(world.token(), META_GROUP, InitCluster("sim", world.swarm.group_count, 1, first, 0)), None)
 
     def _spread_the_word(self) -> None:
         """Views travel at their own pace: a node may know an old placement for long, and must find its way all the same."""

@@ -64,6 +64,7 @@ def _waiting_in_service(node: SimNode) -> str:
         "parts of listings": service._listings._of_part,
         "live readers": service.live_count or len(live._place) + len(live.streaming),
         "pieces for live readers": live._pieces,
+        "requests about buckets": service.buckets._clients or service.buckets._deciding,
         "watched streams": [stream for watched in live._watched.values() for stream in watched],
     }
     return next((f"{name} are left: {what}" for name, what in held.items() if what), "")

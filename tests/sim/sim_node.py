@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from anabranch_node.core import effects as fx
+from anabranch_node.core.cluster.machine import MetaMachine
 from anabranch_node.core.raft.records import EntriesAppended, HardState, LogTruncated, SnapshotMark
 from anabranch_node.core.stream.machine import StreamMachine
 from anabranch_node.drivers.snapshot_disk import SnapshotDisk
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 CLUSTER_ID = "sim"
-_CLIENT_EFFECTS = (sx.Respond, sx.Begin, sx.Broadcast, sx.End)
+_CLIENT_EFFECTS = (sx.Respond, sx.Begin, sx.Piece, sx.Abort, sx.Broadcast, sx.End)
 _WAL_EFFECTS = (fx.SegmentCreate, fx.SegmentDelete, fx.WalWrite, fx.SyncMark, fx.WalRead)
 _SNAPSHOT_EFFECTS = (
     fx.SnapshotOpen,
@@ -144,7 +145,7 @@ class SimNode:
             if not found.fenced
         }
         wal = Wal(self.identity, swarm.wal, recovered)
-        self.host = Host(self.identity, swarm.host, StreamMachine, self.rng, self.boots, wal)
+        self.host = Host(self.identity, swarm.host, StreamMachine, self.rng, self.boots, wal, MetaMachine)
         self.host.audit = self._audit
         self.service = Service(self.host, swarm.service, META)
         self.service.routing = self.world.routing()

@@ -86,6 +86,15 @@ class Swarm:
     publish_share: float = 0.0
     retention_share: float = 0.0
     """Of the streams that may be deleted: with a bound in bytes or age."""
+    bucket_share: float = 0.0
+    """Of what writers do: with buckets. Then group 0 is the meta group, and there are streams in several buckets; otherwise the operator opens the
+    only one by itself."""
+    batch_share: float = 0.0
+    """Of appends: as append-batch."""
+    key_share: float = 0.0
+    """Of reads: of one key's messages."""
+    bootstrap_share: float = 0.0
+    """Of looks at a stream."""
 
     @property
     def can_keep_up(self) -> bool:
@@ -186,6 +195,10 @@ def _over_http(swarm: Swarm, rng: Random) -> Swarm:
         fork_share=rng.choice((0.0, 0.0, 0.05, 0.2)),
         publish_share=rng.choice((0.0, 0.0, 0.02, 0.1)),
         retention_share=rng.choice((0.0, 0.0, 0.3)),
+        bucket_share=rng.choice((0.0, 0.0, 0.1, 0.3)),
+        batch_share=rng.choice((0.0, 0.0, 0.1, 0.5)),
+        key_share=rng.choice((0.0, 0.0, 0.2)),
+        bootstrap_share=rng.choice((0.0, 0.0, 0.1, 0.3)),
     )
 
 

@@ -22,6 +22,7 @@ from anabranch_node.core.raft.raft import Raft, Role
 from anabranch_node.core.stream.queries import ReadAt
 from anabranch_node.core.stream.results import ReadSlice
 from anabranch_node.engine.host import NOBODY
+from anabranch_proto.ids import META_GROUP
 from tests.checkers import stream_checker
 from tests.checkers.history import History
 from tests.sim import resources
@@ -85,7 +86,8 @@ class World:
         self.net = SimNet(self)
         self.invariants = Invariants(self)
         self.nodes = {number: SimNode(self, number) for number in range(1, swarm.nodes + 1)}
-        self.groups = list(range(1, swarm.group_count + 1))
+        self.has_meta = swarm.bucket_share > 0
+        self.groups = list(range(META_GROUP if self.has_meta else META_GROUP + 1, swarm.group_count + 1))
         self.placement = {group: sorted(self.rng.sample(list(self.nodes), swarm.replication)) for group in self.groups}
         self.group_of = {f"b/{group}-{number}": group for group in self.groups for number in range(swarm.streams_per_group)}
         self.streams = list(self.group_of)
@@ -98,6 +100,8 @@ class World:
         self.calm = False  # the chaos is over, and all had the time to notice
         self.clients: list[Any] = []
         self.forks: dict[str, list[str]] = {}
+        self.bucketed: list[str] = []
+        self.buckets: list[str] = []
         if swarm.http:
             self._open_to_http()
         else:
@@ -107,7 +111,7 @@ class World:
         """Streams by names that their groups' hash spreads; the first of each group is never deleted, and followed to its end."""
         swarm, rng = self.swarm, Random(f"streams {self.swarm.seed}")
         self.group_of, lasting, mortal = {}, [], []
-        missing = dict.fromkeys(self.groups, 1 + swarm.streams_per_group)
+        missing = {group: 1 + swarm.streams_per_group for group in self.groups if group != META_GROUP}
         for number in range(1_000):
             name = f"{BUCKET}s{number}"
             group = self.front_door.group_of(name)
@@ -127,9 +131,24 @@ class World:
                 self.media[name] = self.media[sources[number % len(sources)]]
                 self.mortal.add(name)
                 self.streams.append(name)
+        if self.has_meta:
+            self._open_buckets(rng)
         # Two or more follow the same stream: a crowd, if they meet at a node.
         tailers = [Tailer(self, 100 + number, rng.choice(mortal) if number % 3 == 2 else lasting[0]) for number in range(swarm.tailers)]
         self.clients = [*(Writer(self, number) for number in range(1, swarm.clients + 1)), *tailers]
+
+    def _open_buckets(self, rng: Random) -> None:
+        """Streams in buckets of their own, few in each, so that now and then one is empty; and a fork in one of them."""
+        for number, name in enumerate(("left/only", "right/only", "both/one", "both/two")):
+            self.media[name] = rng.choice((JSON, BINARY, TEXT))
+            self.bucketed.append(name)
+            if number == 3 and self.forks:
+                self.forks[name] = self.streams
+        for name in self.bucketed:
+            self.group_of[name] = self.front_door.group_of(name)
+            self.mortal.add(name)
+            self.streams.append(name)
+        self.buckets = ["_default", "none", *dict.fromkeys(name.partition("/")[0] for name in self.bucketed)]
 
     @property
     def tracing(self) -> bool:
@@ -258,7 +277,10 @@ class World:
                     state = held and (held.replica, held.fenced, held.raft.applied)
                     return f"group {group} replica {replica} is not caught up: {state}, the leader is at {leader.log.last_index}"
             machine = self.nodes[self.node_of[leader.id]].host.groups[group].machine
-            if self.swarm.http and (machine.outbox or machine.pending_pins()):
+            if group == META_GROUP:
+                if machine.deleting():
+                    return f"the deletes of {machine.deleting()} are not decided"
+            elif self.swarm.http and (machine.outbox or machine.pending_pins()):
                 return f"group {group} still owes {machine.outbox}, and knows nothing of the forks of {machine.pending_pins()}"
         return self._unanswered() or next((busy for node in self.nodes.values() if (busy := resources.why_busy(node))), "")
 
@@ -270,7 +292,9 @@ class World:
             machines = [self.nodes[self.node_of[replica]].host.groups[group].machine for replica in leader.config.voters]
             if len({machine.digest() for machine in machines}) != 1:
                 raise self.violation(f"group {group}: replicas that applied the same log hold different states")
-            if self.swarm.http:
+            if group == META_GROUP:
+                self._judge_buckets(machines[0])
+            elif self.swarm.http:
                 self._judge_machine(group, machines[0])
             for stream in (stream for stream, at in self.group_of.items() if at == group):
                 finals[stream] = _content(machines[0], stream)
@@ -288,7 +312,7 @@ class World:
     def _judge_pins(self) -> None:
         """After quiet time nobody keeps anything for a fork that is not there, and every fork has its pin."""
         streams: dict[str, Any] = {}
-        for group in self.groups:
+        for group in self.front_door.timelines:
             leader = self.leader(group)
             assert leader is not None
             streams.update(self.nodes[self.node_of[leader.id]].host.groups[group].machine._table.streams)
@@ -304,6 +328,18 @@ class World:
             held |= {(name, stream.incarnation, uuid, pin.fork) for uuid, pin in (rare.pins or {}).items()}
         if wanted != held:
             raise self.violation(f"forks without a pin: {sorted(wanted - held)}; pins without a fork: {sorted(held - wanted)}")
+
+    def _judge_buckets(self, meta: Any) -> None:
+        """After quiet time every bucket is there or is not, and every stream's is."""
+        wanted = self.front_door.buckets.buckets()
+        held = {row.name: (row.state, row.created_index, row.since_index, row.created_ms) for row in meta._buckets.rows()}
+        made = {name: ("deleting" if it.deleting else "open", it.made, it.since, it.created_ms) for name, it in wanted.items()}
+        if held != made:
+            raise self.violation(f"the meta group holds {held}, its log makes {made}")
+        streams = [name for timeline in self.front_door.timelines.values() for name in timeline.model.streams]
+        lost = [name for name in streams if name.partition("/")[0] not in held]
+        if lost:
+            raise self.violation(f"there are {lost}, and not their buckets")
 
     def _judge_machine(self, group: int, machine: Any) -> None:
         """The state itself against the model that replayed the same log, stream by stream."""
@@ -388,14 +424,16 @@ class World:
 
     def committed(self, group: int, index: int, entry: bytes) -> None:
         """For the first time, anywhere."""
-        if self.swarm.http:
+        if group == META_GROUP:
+            self.front_door.meta_committed(index, entry)
+        elif self.swarm.http:
             self.front_door.committed(group, index, entry)
 
     # --- looking around ----------------------------------------------------------------------------------------------------------
 
     def routing(self) -> Routing | None:
         """Where the groups live, as a node is told that asks now. None: nobody has placed them yet."""
-        if not self.members:
+        if not self.members or (self.has_meta and not self.front_door.buckets.initialised):
             return None
         nodes = [
             NodeInfo(node.number, f"n{node.number}", node.identity.incarnation, node.boots, "", "", "", "", "active") for node in self.nodes.values()

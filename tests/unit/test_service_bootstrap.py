@@ -6,6 +6,7 @@ import pytest
 
 from anabranch_node.service.bootstrap import PIECE_BYTES
 from anabranch_node.service.effects import Taken
+from anabranch_node.service.service import ServiceOptions
 from tests.unit.multipart import Bootstrapped, Torn, bootstrapped
 from tests.unit.service_world import World, status
 
@@ -75,6 +76,22 @@ def filled(world: World, pieces: int) -> list[bytes]:
     for message in made:
         assert status(world.append(world.leader, message)) == 204
     return made
+
+
+def test_a_piece_is_no_larger_than_a_response_may_be() -> None:
+    world = World(1, options=ServiceOptions(response_bytes_max=100))
+    world.create("s")
+    made = [bytes([65 + number]) * 60 for number in range(3)]
+    for message in made:
+        assert status(world.append(1, message)) == 204
+    node = world.nodes[1]
+    node.clients_take = False
+    token = started(world, 1)
+    for sent in range(1, 4):
+        assert [message in node.streams[token] for message in made] == [number < sent for number in range(3)]
+        node.inbox.append(Taken(token))
+        world.settle()
+    assert [part.body for part in bootstrapped(node.streams[token]).parts] == [b"", *made]
 
 
 def test_the_next_piece_is_made_when_the_client_has_taken_the_last() -> None:

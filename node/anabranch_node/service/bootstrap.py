@@ -54,11 +54,12 @@ class CutOff(NamedTuple):
 
 
 class Bootstrap:
-    __slots__ = ("_at", "_boundary", "_info", "_looks", "_request", "_snapshot", "begun")
+    __slots__ = ("_at", "_boundary", "_info", "_looks", "_piece_bytes", "_request", "_snapshot", "begun")
 
-    def __init__(self, request: Request, boundary: str) -> None:
+    def __init__(self, request: Request, boundary: str, piece_bytes: int = PIECE_BYTES) -> None:
         self._request = request
         self._boundary = boundary
+        self._piece_bytes = piece_bytes
         self._looks = 1
         self._info: StreamInfo | None = None
         self._snapshot: SnapshotBlob | None = None
@@ -71,7 +72,7 @@ class Bootstrap:
             return Head(stream)
         if self._at < 0:
             return ReadSnapshot(stream, info.snapshot_offset, True)
-        return ReadMessages(stream, self._at, PIECE_BYTES, info.incarnation, info.tail)
+        return ReadMessages(stream, self._at, self._piece_bytes, info.incarnation, info.tail)
 
     def step(self, result: Any) -> Ask | Refuse | Send | CutOff:
         info = self._info

@@ -23,7 +23,7 @@ from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherite
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
-from anabranch_node.service.bootstrap import Bootstrap, CutOff, Refuse, Send
+from anabranch_node.service.bootstrap import PIECE_BYTES, Bootstrap, CutOff, Refuse, Send
 from anabranch_node.service.buckets import BucketRequests
 from anabranch_node.service.cross import Cross
 from anabranch_node.service.effects import Abort, Ask, Begin, End, EndLive, FramesDropped, Piece, RequestArrived, RequestGone, Respond, Taken, Told
@@ -184,7 +184,8 @@ class Service:
                     return
                 write = True
             elif kind is Kind.BOOTSTRAP:
-                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token))
+                piece_bytes = min(PIECE_BYTES, self.options.response_bytes_max)
+                bootstrap = Bootstrap(request, boundary_of(self.host.me.incarnation, self.host.boot, token), piece_bytes)
                 payload = bootstrap.query()
             elif kind in _SNAPSHOT_KINDS:
                 write = kind is Kind.SNAPSHOT_PUBLISH
@@ -404,7 +405,7 @@ class Service:
             if life.token not in self.live.streaming:
                 self._drop(life)  # the stream is closed: its response has ended
             elif life.remote or slice.behind:
-                self._send(life)
+                self._ask_for_more(life)
             return True
         waits = life.wait_ms > 0 if request is None else request.live == "long-poll"
         if waits and not slice.data and not slice.closed and slice.up_to_date:
@@ -414,6 +415,13 @@ class Service:
             self.live.wait(life, slice, self._uptime_ms)
             return True
         return False
+
+    def _ask_for_more(self, life: Life) -> None:
+        """Of an event stream that another node holds, or of what a fork inherits. A question that is lost ends the response: its client comes again."""
+        life.wait_ms = min(life.wait_ms, self.options.request_timeout_ms // 2)  # silence is still told from waiting
+        life.deadline_ms = self._deadline()
+        self._deadlines.append((life.deadline_ms, life.token))
+        self._send(life)
 
     def _resets_window(self, life: Life, slice: ReadSlice | MessageSlice | Inherited | SnapshotBlob) -> bool:
         """True: the read is served, but waits for the Touch of its stream."""
@@ -594,8 +602,9 @@ class Service:
         now_ms = self._uptime_ms
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             life = self._lives.get(self._deadlines.popleft()[1])
-            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.STREAMING, Stage.PACED):
-                self._time_out(life)
+            if life is not None and life.deadline_ms <= now_ms and life.stage not in (Stage.WAITING, Stage.PACED):
+                if life.stage is not Stage.STREAMING or life.remote:  # one that is served here waits in live.py
+                    self._time_out(life)
         if self._parked:
             parked, self._parked = self._parked, []
             for life in parked:
