@@ -148,6 +148,8 @@ class NodeLoop:
     def _one_turn(self) -> None:
         events, self._events = self._events, []
         started = time.perf_counter()
+        if self.plane is not None:
+            self.service.unsent_bytes = self.plane.unsent_bytes
         try:
             self.perform(self.service.turn(time.time_ns() // 1_000_000, events))
         except Exception as error:

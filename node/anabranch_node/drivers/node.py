@@ -300,7 +300,7 @@ class Node:
     def _service_options(self) -> ServiceOptions:
         config = self.config
         live = LiveOptions(config.long_poll_timeout_ms, config.sse_keep_alive_ms, config.sse_rotate_ms, config.waiters_max)
-        return ServiceOptions(response_bytes_max=config.response_bytes_max, live=live)
+        return ServiceOptions(response_bytes_max=config.response_bytes_max, unsent_bytes_max=config.unsent_bytes_max, live=live)
 
     # --- the cluster -------------------------------------------------------------------------------------------------------------
 

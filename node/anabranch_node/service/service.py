@@ -54,10 +54,16 @@ _PREFLIGHT, _LIST, _HEAD, _READ = Kind.PREFLIGHT, Kind.LIST, Kind.HEAD, Kind.REA
 _WRITES = (Kind.APPEND, Kind.CREATE, Kind.DELETE)
 
 
+LARGE_BYTES = 256 << 10
+LARGE_BYTES_PER_TURN = 8 << 20
+"""Making a response of 10 MiB takes 20 to 50 ms. A crowd that asks for such at once is served over many turns, or appends and votes would wait."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
     request_timeout_ms: int = 10_000  # then a write is answered as unknown, a read as unavailable
     response_bytes_max: int = 1 << 20
+    unsent_bytes_max: int = 256 << 20  # of responses that clients have not taken: a large one more is refused before it is made
     served_max: int = 20_000  # requests of other nodes under way here
     live: LiveOptions = LiveOptions()
 
@@ -75,6 +81,9 @@ class Service:
         self.cross = Cross(host, self.ask)
         self._lives: dict[int, Life] = {}
         self._parked: list[Life] = []
+        self._large: deque[tuple[Life, Any]] = deque()  # read, and larger than a turn makes many of
+        self._making: Life | None = None  # the one of them whose turn it is
+        self.unsent_bytes = 0  # as the client plane says before each turn, and what we added since
         self._deadlines: deque[tuple[int, int]] = deque()  # (deadline, token), in order: all requests are given the same time
         self._own_counter = 1 << 61  # tokens of what no client of ours asked: requests of other nodes, touches
         self._touching: dict[int, Life] = {}  # token of a Touch -> the read that waits for it
@@ -115,6 +124,8 @@ class Service:
                 self._events.append(event)
             else:
                 handler(event)
+        if self._large:
+            self._make_large()
         while True:
             batch, self._events = self._events, []
             self._take(self.host.step(now_ms, batch))
@@ -124,7 +135,7 @@ class Service:
         more = self.live.fan_out(self._out)
         out, self._out = self._out, []
         out.extend(self.host.frames())
-        if more:
+        if more or self._large:
             out.append(fx.TurnAgain())
         return out
 
@@ -329,8 +340,28 @@ class Service:
 
     # --- answers -----------------------------------------------------------------------------------------------------------------
 
+    def _make_large(self) -> None:
+        room = LARGE_BYTES_PER_TURN
+        while self._large and room > 0:
+            life, result = self._large.popleft()
+            if not self.is_open(life):
+                continue
+            size = len(result.data)
+            if self.unsent_bytes + size > self.options.unsent_bytes_max and life.stage is not Stage.STREAMING:
+                result = Overloaded("responses that their clients have not taken")
+            else:
+                room -= size
+                self.unsent_bytes += size
+            self._making = life
+            self._finish(life, result)
+            self._making = None
+
     def _finish(self, life: Life, result: Any) -> None:
         kind = type(result)
+        if (kind is ReadSlice or kind is MessageSlice or kind is SnapshotBlob) and len(result.data) > LARGE_BYTES:
+            if life.request is not None and life is not self._making:
+                self._large.append((life, result))
+                return
         if kind is ReadSlice:
             if self._goes_on(life, result):
                 return
@@ -417,7 +448,7 @@ class Service:
         return False
 
     def _ask_for_more(self, life: Life) -> None:
-        """Of an event stream that another node holds, or of what a fork inherits. A question that is lost ends the response: its client comes again."""
+        """Of an event stream that another node holds, or of what a fork inherits. A lost question ends the response: its client comes again."""
         life.wait_ms = min(life.wait_ms, self.options.request_timeout_ms // 2)  # silence is still told from waiting
         life.deadline_ms = self._deadline()
         self._deadlines.append((life.deadline_ms, life.token))

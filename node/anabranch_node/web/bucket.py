@@ -41,8 +41,8 @@ class _Page(msgspec.Struct, gc=False):
 
 
 def made(request: Request) -> Reply:
-    place = f"http://{request.http_host}{request.path}" if request.http_host else request.path
-    return Reply(201, b"Location: " + place.encode("ascii") + b"\r\n" if place else b"")
+    place = f"/ds/{request.bucket}"
+    return Reply(201, b"Location: " + (f"http://{request.http_host}{place}" if request.http_host else place).encode("ascii") + b"\r\n")
 
 
 def info(bucket: str, streams: int, created_ms: int) -> Reply:

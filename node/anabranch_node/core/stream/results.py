@@ -61,7 +61,7 @@ class StreamExists(Refusal, frozen=True, tag=11):
     content_type: str
 
     def __str__(self) -> str:
-        return f"stream {self.stream} exists with content type {self.content_type}"
+        return f"stream {self.stream} exists with other settings (its content type is {self.content_type})"
 
 
 class EmptyBody(Refusal, frozen=True, tag=12):
@@ -243,7 +243,7 @@ class Trimmed(Refusal, frozen=True, tag=25):
     earliest: int
 
     def __str__(self) -> str:
-        return f"what lies before offset {self.earliest} is not kept any more"
+        return f"what lies before offset {self.earliest} is no longer shown: read from there, or bootstrap"
 
 
 class NoSnapshot(Refusal, frozen=True, tag=26):
