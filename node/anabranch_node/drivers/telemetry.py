@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TextIO
 
+from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
@@ -267,6 +268,11 @@ class TextLines(logging.Formatter):
         return line
 
 
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Whoever sends garbage to the admin port gets a 400; a traceback for each would let strangers fill the log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
 def configure_logging(level: str, log_format: str, stream: TextIO | None = None) -> None:
     """Called once by main.py. Use: logging.getLogger("anabranch.wal").info("segment made", extra={"segment": 7})."""
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
@@ -276,6 +282,7 @@ def configure_logging(level: str, log_format: str, stream: TextIO | None = None)
     root.setLevel(level.upper())
     # Each scrape and probe would be a line otherwise.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
 
 
 if __name__ == "__main__":
