@@ -1,6 +1,7 @@
 """The judge of HTTP answers, judged: each rule lets the true answer pass and notices the false one. The log is written by hand."""
 
 import json
+from struct import pack
 from typing import Any
 
 import pytest
@@ -274,3 +275,109 @@ def test_a_deleted_source_is_gone_for_everybody_else(log: Log) -> None:
     assert "not true" in log.refuses(log.ask("GET", offset=0), 404, "stream_not_found")
     log.commit(Unpin(S, life.incarnation, "u", 3))
     assert log.refuses(log.ask("GET", offset=0), 404, "stream_not_found") == ""
+
+
+def batch(log: Log, mark: str, *frames: tuple[list[bytes], str], producer: tuple[str, int, int] | None = None) -> Exchange:
+    messages = [message for frame, _ in frames for message in frame]
+    exchange = log.ask("BATCH", mark, data=b"".join(messages), producer=producer, frames=list(frames))
+    lengths = b"" if len(messages) == 1 else pack(f"<{len(messages)}I", *map(len, messages))
+    claim = None if producer is None else Producer(*producer)
+    if messages:
+        assert log.commit(Append(S, b"".join(messages), 2, claim, "text/plain", lengths, key=mark)) == ""
+    return exchange
+
+
+def acks(log: Log, exchange: Exchange, headers: dict[str, str], *told: dict[str, Any]) -> str:
+    return log.says(exchange, 200, headers, json.dumps(told).encode())
+
+
+def ack(offset: int) -> dict[str, Any]:
+    return {"status": 204, "stream_next_offset": offset}
+
+
+NO_FRAME = {"status": 400, "error_code": "empty_body", "error": "so"}
+
+
+def test_each_frame_of_a_batch_is_told_where_it_ends(log: Log) -> None:
+    exchange = batch(log, "k2", ([b"abc"], ""), ([], "empty_body"), ([b"de"], ""))
+    assert acks(log, exchange, at(10), ack(8), NO_FRAME, ack(10)) == ""
+    assert "which means" in acks(log, exchange, at(10), ack(10), NO_FRAME, ack(10))
+    assert "which means" in acks(log, exchange, at(10), ack(8), ack(8), ack(10))
+    assert "which means" in acks(log, exchange, at(10), ack(8), NO_FRAME)
+    assert "the answer (9, False)" in acks(log, exchange, at(9), ack(8), NO_FRAME, ack(10))
+    assert "frame by frame" in log.says(exchange, 204, at(10))
+
+
+def test_messages_of_a_batch_are_not_cut_otherwise(log: Log) -> None:
+    log.ask("BATCH", "k2", data=b"abcde", frames=[([b"abc"], ""), ([b"de"], "")])
+    assert "instead of" in log.commit(Append(S, b"abcde", 2, None, "text/plain", pack("<2I", 2, 3), key="k2"))
+
+
+def test_a_batch_that_is_repeated(log: Log) -> None:
+    state = {"producer-epoch": "0", "producer-seq": "0"}
+    frames = (([b"abc"], ""), ([b"de"], ""))
+    assert acks(log, batch(log, "k2", *frames, producer=("p", 0, 0)), at(10, **state), ack(8), ack(10)) == ""
+    again = batch(log, "k3", *frames, producer=("p", 0, 0))
+    assert acks(log, again, at(10, **state), ack(8), ack(10)) == ""
+    assert "which means" in acks(log, again, at(10, **state), ack(13), ack(15))
+
+
+def test_a_batch_in_which_nothing_is_left_changes_nothing(log: Log) -> None:
+    exchange = batch(log, "k2", ([], "empty_body"))
+    assert acks(log, exchange, {}, NO_FRAME) == ""
+    assert "not what was asked" in log.commit(Append(S, b"abc", 2, None, "text/plain", key="k2"))
+    assert "acknowledged" in acks(log, log.ask("BATCH", "k3", data=b"abc", frames=[([b"abc"], "")]), at(8), ack(8))
+
+
+def test_a_batch_to_a_closed_stream(log: Log) -> None:
+    log.ask("POST", "q2", close=True)
+    log.commit(Append(S, b"", 2, None, close=True, seq="q2"))
+    exchange = batch(log, "k3", ([b"abc"], ""))
+    closed = {"status": 409, "stream_next_offset": 5, "stream_closed": True, "error_code": "stream_closed", "error": "so"}
+    assert acks(log, exchange, at(5, "stream-closed"), closed) == ""
+    assert "which means" in acks(log, exchange, at(5, "stream-closed"), ack(8))
+
+
+def test_a_read_of_a_key_has_all_of_its_messages_and_no_other(log: Log) -> None:
+    append(log, "k2", b"abc")
+    batch(log, "k3", ([b"de"], ""), ([b"fg"], ""))
+
+    def read(key: str, start: int, end: int, body: bytes, max_bytes: int = 1 << 40, tag: str = ":k1") -> str:
+        headers = page(log, end, *(["stream-up-to-date"] if end == 12 else []), start=start)
+        headers["etag"] = headers["etag"][:-1] + tag + '"'
+        return log.says(log.ask("GET", offset=start, key=key, max_bytes=max_bytes), 200, headers, body)
+
+    assert read("k2", 0, 12, b"abc") == "" == read("k3", 5, 12, b"defg")
+    assert read("k3", 0, 12, b"") != "" != read("k3", 0, 12, b"de")
+    assert read("k2", 0, 12, b"abcde") != ""
+    assert read("k3", 0, 12, b"defg", max_bytes=2) != "" and read("k3", 0, 10, b"de", max_bytes=2) == ""
+    assert read("k2", 0, 12, b"abc", tag="") != "", "the tag of all messages is another's"
+
+
+def parts(*bodies: bytes, kind: str = TYPE, first: str = "application/octet-stream", end: bool = True) -> bytes:
+    kinds = [first, *[kind] * (len(bodies) - 1)]
+    whole = b"\r\n".join(b"--B\r\nContent-Type: %b\r\n\r\n%b" % (kind.encode(), body) for kind, body in zip(kinds, bodies, strict=True))
+    return whole + b"\r\n--B--\r\n" if end else whole
+
+
+def test_a_bootstrap_is_one_version_of_its_stream(log: Log) -> None:
+    def found(body: bytes, tail: int, snapshot: str = "-1", complete: bool = True, high: int | None = None) -> str:
+        headers = at(tail, **{"content-type": "multipart/mixed; boundary=B", "stream-snapshot-offset": snapshot})
+        position = log.timeline.count if high is None else high
+        return log.judge.bootstrap(exchange, body, Response(200, headers, b""), complete, log.timeline, position)
+
+    exchange = log.ask("BOOTSTRAP")
+    begun = log.timeline.count
+    append(log, "k2", b"abc")
+    assert found(parts(b"", b"hello"), 5) == "" == found(parts(b"", b"hello", b"abc"), 8)
+    assert "not true" in found(parts(b"", b"hello", b"abc"), 8, high=begun), "it ends where the stream ended when it began"
+    assert "not true" in found(parts(b"", b"hello"), 8)
+    assert "not true" in found(parts(b"", b"hello", b"abd"), 8)
+    assert "not true" in found(parts(b"", b"helloabc"), 8)
+    assert "not true" in found(parts(b"", b"hello", end=False), 5)
+    assert found(parts(b"", b"hello", end=False), 8, complete=False) == ""
+    assert "not true" in found(parts(b"", b"abc", end=False), 8, complete=False)
+    log.ask("PUBLISH", "p1", offset=5, data=b"fold")
+    assert log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3)) == ""
+    assert found(parts(b"fold", b"abc", first="t; try=p1"), 8, f"{5:020d}") == ""
+    assert "not true" in found(parts(b"fold", b"hello", b"abc", first="t; try=p1"), 8, f"{5:020d}")

@@ -485,9 +485,48 @@ BUGS: tuple[Bug, ...] = (
         ),
         http=True,
     ),
-    # Not here, until the simulator has a meta group: "fence skipped in one group" (cross.BucketDeletes), "open below a fence accepted"
-    # (fences.open_bucket), "two commands of an entry at one place" (buckets.place_of), "a decision of an earlier round taken" (Buckets._is_round).
-    # tests/unit/test_service_buckets.py, test_fences.py and test_cluster_machine.py hold them: each edit was tried, and at least one test fails.
+    Bug(
+        "fence skipped in one group",
+        "a bucket is deleted while that group holds a stream of it, or makes one",
+        (
+            (
+                SERVICE + "cross",
+                "missing = [group for group in routing.groups if group not in counts]",
+                "missing = [group for group in routing.groups[:-1] or routing.groups if group not in counts]",
+            ),
+        ),
+        http=True,
+    ),
+    Bug(
+        "open below a fence accepted",
+        "a look at the meta group that a delete has overtaken opens the bucket again",
+        (("anabranch_node.core.cross.fences", "    if command.meta_index < fences.highest:\n", "    if command.meta_index < 0:\n"),),
+        http=True,
+    ),
+    Bug(
+        "every frame of a batch is told the end of the batch",
+        "a client that goes on from there skips what it never saw",
+        (("anabranch_node.web.batch", "_Ack(204, offset, result.closed)", "_Ack(204, result.next_offset, result.closed)"),),
+        http=True,
+    ),
+    Bug(
+        "bootstrap goes on in another incarnation",
+        "the stream was deleted and made again between two pieces",
+        (
+            (SERVICE + "bootstrap", "self._piece_bytes, info.incarnation, info.tail)", "self._piece_bytes, 0, info.tail)"),
+            (SERVICE + "bootstrap", "slice.start == at and slice.incarnation == info.incarnation and", "slice.start == at and"),
+        ),
+        http=True,
+    ),
+    Bug(
+        "read of a key goes on behind what did not fit",
+        "the rest of its messages is never shown",
+        (("anabranch_node.core.stream.read_plan", "                    return _Cut(base + first, pieces, sizes)\n", "                    break\n"),),
+        http=True,
+    ),
+    # Not here: "a decision of an earlier round taken" (Buckets._is_round): a decision must be late by a whole delete of the same bucket. Not within
+    # 80 HTTP seeds with buckets, 27 of them full of deletes. And "two commands of an entry at one place" (buckets.place_of): the judge counts places
+    # by itself, so every run with buckets would show it, for the wrong reason. tests/unit/test_cluster_machine.py holds both.
     # Not here: "unpin acknowledged when it is sent" and "uuid of a fork that was given up not refused". A leader must fall silent between two
     # commands of different groups, or a create be under way for seconds; not within 60 HTTP seeds with forks. tests/unit/test_service_cross.py
     # holds the first, test_stream_like_model.py the second.

@@ -327,7 +327,7 @@ class FrontDoor:
         if what < 0.05:
             world.after(self._rng.randint(1, 3 * SECOND), self.leave, call)
         else:
-            world.after(self._rng.randint(1, 3 * SECOND) if what < 0.15 else self._delay(), self._take, call)
+            world.after(self._rng.randint(1, 3 * SECOND) if what < 0.35 else self._delay(), self._take, call)
 
     def _take(self, call: Call) -> None:
         node = self._world.nodes[call.node]

@@ -175,15 +175,15 @@ class Writer(HttpClient):
         token, what = world.token(), rng.random()
         stream = rng.choice(world.bucketed)
         bucket = rng.choice((*world.buckets, stream.partition("/")[0]))
-        if what < 0.35:
+        if what < 0.3:
             self.wait_for(self.ask(Exchange(token, "DELETE", stream), "DELETE"))
-        elif what < 0.65:
+        elif what < 0.6:
             self.wait_for(self.ask(Exchange(token, "DELETE", "", bucket=bucket), "DELETE"))
-        elif what < 0.75:
+        elif what < 0.7:
             self.wait_for(self.ask(Exchange(token, "PUT", "", bucket=bucket), "PUT"))
-        elif what < 0.82:
+        elif what < 0.75:
             self.wait_for(self.ask(Exchange(token, "GET", "", bucket=bucket), "GET"))
-        elif what < 0.9:
+        elif what < 0.8:
             prefix, after, limit = rng.choice(("", "o", "s")), rng.choice(("", "one", "s2")), rng.choice((1, 2, 100))
             exchange = Exchange(token, "LIST", "", bucket=bucket, prefix=prefix, after=after, limit=limit)
             self.wait_for(self.ask(exchange, "GET", f"prefix={prefix}&after={after}&limit={limit}", end="/streams"))

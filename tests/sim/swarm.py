@@ -183,7 +183,7 @@ def _over_http(swarm: Swarm, rng: Random) -> Swarm:
         live=live,
     )
     faults = swarm.faults if rng.random() < 0.5 else tuple(name for name in swarm.faults if name != "clock jump") or ("kill",)
-    return replace(
+    swarm = replace(
         swarm,
         http=True,
         service=service,
@@ -200,6 +200,9 @@ def _over_http(swarm: Swarm, rng: Random) -> Swarm:
         key_share=rng.choice((0.0, 0.0, 0.2)),
         bootstrap_share=rng.choice((0.0, 0.0, 0.1, 0.3)),
     )
+    if swarm.bucket_share > 0.2 and rng.random() < 0.5:  # deletes must meet creates within milliseconds: little else, and few that write
+        swarm = replace(swarm, bucket_share=0.9, think_us=40_000, clients=8, fork_share=0.0, timeout_us=SECOND, duplication=0.0)
+    return swarm
 
 
 def _hunt_stale_reads(swarm: Swarm) -> Swarm:

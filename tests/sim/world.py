@@ -206,6 +206,8 @@ class World:
         for client in self.clients:
             self.after(self.rng.randint(1, SECOND), client.act)
         self.after(SECOND // 2, self.operator.work)
+        if self.has_meta:  # a cluster is initialised in peace, or nothing else happens
+            self._run_until(5 * SECOND, lambda: self.front_door.buckets.initialised)
         self.after(SECOND, self.faults.next)
         self._run_until(self.swarm.chaos_us)
         self.chaos_over = True

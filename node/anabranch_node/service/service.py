@@ -448,7 +448,7 @@ class Service:
         return False
 
     def _ask_for_more(self, life: Life) -> None:
-        """Of an event stream that another node holds, or of what a fork inherits. A lost question ends the response: its client comes again."""
+        """Of an event stream that another node holds, or of what a fork inherits. A question that is lost ends the response."""
         life.wait_ms = min(life.wait_ms, self.options.request_timeout_ms // 2)  # silence is still told from waiting
         life.deadline_ms = self._deadline()
         self._deadlines.append((life.deadline_ms, life.token))
