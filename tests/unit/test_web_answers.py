@@ -108,6 +108,14 @@ def test_write_answers() -> None:
     assert write.answer(append(), StreamNotFound("x")).status == 404
 
 
+def test_the_limits_of_json() -> None:
+    assert split_json(b"1" * 4300) == [b"1" * 4300]
+    assert split_json(b"[" * 900 + b"]" * 900)
+    for body in (b"1" * 4301, b"1e400", b'"\\ud800"', b"[" * 1500 + b"]" * 1500):
+        with pytest.raises(BadRequest):
+            split_json(body)
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[01]", b"[1]x", b"NaN", b'"\n"', b"\xef\xbb\xbf1", b'"\xff"', b"[" * 9999 + b"]" * 9999, b"[1,]", "1".encode("utf-16")]
 )
