@@ -263,6 +263,8 @@ class Judge:
             start = int(headers["stream-next-offset"]) - len(unwrapped(response.body, life.content_type))
         if exchange.method == "BOOTSTRAP":
             return False  # judged piece by piece
+        if exchange.method == "SNAPSHOT":
+            return _is_snapshot(exchange, response, version)
         if start < earliest:
             return status == 410 and code == "trimmed" and int(headers["stream-earliest-offset"]) == earliest
         if status == 400:
@@ -369,6 +371,21 @@ def _etag_of_key(exchange: Exchange, life: Life, given: str, etag: str, start: i
     if exchange.live and start <= int(stood) <= end and int(stood) in life.ends and not life.keyed(exchange.key or "", start, int(stood)):
         etag = etag.replace(f"-{start}-", f"-{stood}-", 1)
     return f"{etag[:-1]}{given[given.rfind(':k') :]}"
+
+
+def _is_snapshot(exchange: Exchange, response: Response, version: Version) -> bool:
+    """The latest one is named, by its offset it is read."""
+    headers, snapshot = response.headers, version.snapshot
+    if snapshot is None or exchange.offset not in (START, snapshot.offset):
+        return response.status == 404 and response.code == "snapshot_not_found"
+    if headers.get("stream-snapshot-offset") != f"{snapshot.offset:020d}":
+        return False
+    if exchange.offset == START:
+        return response.status == 307 and headers["location"].endswith(f"/snapshot/{snapshot.offset:020d}")
+    at_tail = snapshot.offset == version.tail
+    flags = (headers["stream-up-to-date"], "stream-closed" in headers)
+    given = (response.status, headers["content-type"], response.body)
+    return given == (200, snapshot.content_type, snapshot.body) and flags == ("true" if at_tail else "false", at_tail and version.closed)
 
 
 def _is_bootstrap(body: bytes, headers: dict[str, str], complete: bool, version: Version) -> bool:

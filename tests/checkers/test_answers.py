@@ -406,3 +406,19 @@ def test_a_bootstrap_is_one_version_of_its_stream(log: Log) -> None:
     assert log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3)) == ""
     assert found(parts(b"fold", b"abc", first="t; try=p1"), 8, f"{5:020d}") == ""
     assert "not true" in found(parts(b"fold", b"hello", b"abc", first="t; try=p1"), 8, f"{5:020d}")
+
+
+def test_a_published_snapshot_is_the_latest(log: Log) -> None:
+    latest, named = log.ask("SNAPSHOT"), log.ask("SNAPSHOT", offset=5)
+    assert log.refuses(latest, 404, "snapshot_not_found") == "" == log.refuses(named, 404, "snapshot_not_found")
+    log.ask("PUBLISH", "p1", offset=5, data=b"fold")
+    log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3))
+    place = {"stream-snapshot-offset": f"{5:020d}"}
+    assert log.says(latest, 307, {**place, "location": f"/v1/stream/s/snapshot/{5:020d}"}) == ""
+    assert "not true" in log.says(latest, 307, {**place, "location": f"/v1/stream/s/snapshot/{4:020d}"})
+    content = {**place, "content-type": "t; try=p1", "stream-up-to-date": "true"}
+    assert log.says(named, 200, content, b"fold") == ""
+    assert "not true" in log.says(named, 200, content, b"fald")
+    assert "not true" in log.says(named, 200, {**content, "stream-up-to-date": "false"}, b"fold")
+    assert "not true" in log.refuses(log.ask("SNAPSHOT"), 404, "snapshot_not_found")
+    assert "not true" in log.says(log.ask("SNAPSHOT", offset=4), 200, {**content, **place}, b"fold")

@@ -120,6 +120,7 @@ class Writer(HttpClient):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
         self.is_producer = self.rng.random() < world.swarm.producer_share
+        self.snapshots: dict[str, int] = {}  # the latest that we heard of
         self.places: dict[str, tuple[int, int]] = {}  # stream -> (epoch, next sequence)
         self.known: set[str] = set()
         self.offsets: dict[str, list[int]] = {}
@@ -360,6 +361,11 @@ class Writer(HttpClient):
             self.wait_for(self.ask(exchange, "GET", f"prefix={BUCKET}&limit={limit}&after={after}"))
             return
         if world.swarm.bootstrap_share and rng.random() < world.swarm.bootstrap_share:
+            if world.swarm.publish_share and rng.random() < 0.4:
+                offset = self.snapshots.get(stream, START) if rng.random() < 0.7 else START
+                end = "/snapshot" if offset == START else f"/snapshot/{spelt(offset)}"
+                self.wait_for(self.ask(Exchange(token, "SNAPSHOT", stream, offset=offset), "GET", end=end))
+                return
             self.wait_for(self.ask(Exchange(token, "BOOTSTRAP", stream), "GET", end="/bootstrap"))
             return
         offset = rng.choice([START, NOW, 0, *self.offsets.get(stream, [])[-20:]])
@@ -393,6 +399,8 @@ class Writer(HttpClient):
             self.acked += 1
         if "stream-next-offset" in response.headers:
             self.offsets.setdefault(stream, []).append(int(response.headers["stream-next-offset"]))
+        if "stream-snapshot-offset" in response.headers:
+            self.snapshots[stream] = int(response.headers["stream-snapshot-offset"])
         if exchange.key is not None:
             return
         if "etag" in response.headers:
