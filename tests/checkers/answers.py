@@ -263,6 +263,8 @@ class Judge:
             start = int(headers["stream-next-offset"]) - len(unwrapped(response.body, life.content_type))
         if exchange.method == "BOOTSTRAP":
             return False  # judged piece by piece
+        if exchange.method == "SNAPSHOT":
+            return _is_snapshot(exchange, response, version)
         if start < earliest:
             return status == 410 and code == "trimmed" and int(headers["stream-earliest-offset"]) == earliest
         if status == 400:
@@ -276,11 +278,13 @@ class Judge:
         if ("stream-closed" in headers) != (closed and at_tail) or ("stream-up-to-date" in headers) != at_tail:
             return False
         if status == 204:
+            if exchange.key is not None:
+                return exchange.live == "long-poll" and end == tail and not life.keyed(exchange.key, start, end)
             return exchange.live == "long-poll" and start == end == tail
         etag = f'"{life.incarnation:x}-{start}-{end}{":c" if closed and at_tail else ""}"'
         given = headers.get("etag", "")
         if exchange.key is not None:
-            etag = f"{etag[:-1]}{given[given.rfind(':k') :]}" if ":k" in given else ""  # what names the key is the server's own
+            etag = _etag_of_key(exchange, life, given, etag, start, end)
         if exchange.offset != NOW and given != etag:
             return False
         if status == 304:
@@ -290,8 +294,8 @@ class Judge:
         data = unwrapped(response.body, life.content_type)
         if exchange.key is not None:
             wanted = life.keyed(exchange.key, start, end)
-            whole = len(wanted) < 2 or sum(map(len, wanted)) <= exchange.max_bytes
-            return headers["content-type"] == life.content_type and data == b"".join(wanted) and whole and (end > start or at_tail)
+            whole = (wanted or not exchange.live) and (len(wanted) < 2 or sum(map(len, wanted)) <= exchange.max_bytes)
+            return headers["content-type"] == life.content_type and data == b"".join(wanted) and bool(whole) and (end > start or at_tail)
         return headers["content-type"] == life.content_type and data == life.content[start:end] and _whole(exchange, life, start, end, tail)
 
     def event(self, exchange: Exchange, event: Event, timeline: Timeline) -> str:
@@ -311,7 +315,8 @@ class Judge:
             if bool(control.get("streamClosed")) != (closed and at_tail) or (not closed and bool(control.get("upToDate")) != at_tail):
                 continue
             data = b"" if event.data is None else unwrapped(event.data, life.content_type)
-            if data == life.content[start:end] and (data or at_tail):
+            wanted = life.content[start:end] if exchange.key is None else b"".join(life.keyed(exchange.key, start, end))
+            if data == wanted and (data or at_tail):
                 fitting.append((position, life))
         if not fitting:
             where = f"[{exchange.low}, {timeline.count}], where it was {_shown(versions)}"
@@ -356,6 +361,31 @@ def unwrapped(body: bytes, content_type: str) -> bytes:
     if body[:1] != b"[" or body[-1:] != b"]":
         return b"?" + body
     return body[1:-1] + b"," if len(body) > 2 else b""
+
+
+def _etag_of_key(exchange: Exchange, life: Life, given: str, etag: str, start: int, end: int) -> str:
+    """What names the key is the server's own. A long-poll may have passed messages of other keys while it waited, and names where it stood."""
+    stood = given.partition("-")[2].partition("-")[0]
+    if ":k" not in given or not stood.isdigit():
+        return ""
+    if exchange.live and start <= int(stood) <= end and int(stood) in life.ends and not life.keyed(exchange.key or "", start, int(stood)):
+        etag = etag.replace(f"-{start}-", f"-{stood}-", 1)
+    return f"{etag[:-1]}{given[given.rfind(':k') :]}"
+
+
+def _is_snapshot(exchange: Exchange, response: Response, version: Version) -> bool:
+    """The latest one is named, by its offset it is read."""
+    headers, snapshot = response.headers, version.snapshot
+    if snapshot is None or exchange.offset not in (START, snapshot.offset):
+        return response.status == 404 and response.code == "snapshot_not_found"
+    if headers.get("stream-snapshot-offset") != f"{snapshot.offset:020d}":
+        return False
+    if exchange.offset == START:
+        return response.status == 307 and headers["location"].endswith(f"/snapshot/{snapshot.offset:020d}")
+    at_tail = snapshot.offset == version.tail
+    flags = (headers["stream-up-to-date"], "stream-closed" in headers)
+    given = (response.status, headers["content-type"], response.body)
+    return given == (200, snapshot.content_type, snapshot.body) and flags == ("true" if at_tail else "false", at_tail and version.closed)
 
 
 def _is_bootstrap(body: bytes, headers: dict[str, str], complete: bool, version: Version) -> bool:

@@ -354,6 +354,31 @@ def test_a_read_of_a_key_has_all_of_its_messages_and_no_other(log: Log) -> None:
     assert read("k2", 0, 12, b"abc", tag="") != "", "the tag of all messages is another's"
 
 
+def test_a_long_poll_for_a_key_says_nothing_new_where_nothing_is(log: Log) -> None:
+    append(log, "k2", b"abc")
+    polls = [log.ask("GET", offset=5, live="long-poll", key=key) for key in ("k2", "k3")]
+    assert [log.says(poll, 204, at(8, "stream-up-to-date")) == "" for poll in polls] == [False, True]
+    headers = page(log, 8, "stream-up-to-date", start=5)
+    headers["etag"] = headers["etag"][:-1] + ':k1"'
+    assert log.says(polls[0], 200, headers, b"abc") == "" != log.says(polls[1], 200, headers, b"")
+
+
+def test_events_of_a_key(log: Log) -> None:
+    live = log.ask("GET", offset=START, live="sse", key="k3")
+    append(log, "k2", b"abc")
+    append(log, "k3", b"de")
+    event = Event(b"de", {"streamNextOffset": f"{10:020d}", "upToDate": True})
+    assert log.judge.event(live, event._replace(data=b"abcde"), log.timeline) != ""
+    assert log.judge.event(live, event._replace(data=None), log.timeline) != ""
+    assert log.judge.event(live, event, log.timeline) == ""
+
+
+def test_a_mark_may_stand_beside_a_key(log: Log) -> None:
+    log.ask("POST", "k2", data=b"abc")
+    assert log.commit(Append(S, b"abc", 2, None, "text/plain; try=k2", key="shared")) == ""
+    assert log.timeline.latest(S).life.keyed("shared", 0, 8) == [b"abc"]  # type: ignore[union-attr]
+
+
 def parts(*bodies: bytes, kind: str = TYPE, first: str = "application/octet-stream", end: bool = True) -> bytes:
     kinds = [first, *[kind] * (len(bodies) - 1)]
     whole = b"\r\n".join(b"--B\r\nContent-Type: %b\r\n\r\n%b" % (kind.encode(), body) for kind, body in zip(kinds, bodies, strict=True))
@@ -381,3 +406,19 @@ def test_a_bootstrap_is_one_version_of_its_stream(log: Log) -> None:
     assert log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3)) == ""
     assert found(parts(b"fold", b"abc", first="t; try=p1"), 8, f"{5:020d}") == ""
     assert "not true" in found(parts(b"fold", b"hello", b"abc", first="t; try=p1"), 8, f"{5:020d}")
+
+
+def test_a_published_snapshot_is_the_latest(log: Log) -> None:
+    latest, named = log.ask("SNAPSHOT"), log.ask("SNAPSHOT", offset=5)
+    assert log.refuses(latest, 404, "snapshot_not_found") == "" == log.refuses(named, 404, "snapshot_not_found")
+    log.ask("PUBLISH", "p1", offset=5, data=b"fold")
+    log.commit(PublishSnapshot(S, 5, "t; try=p1", b"fold", 3))
+    place = {"stream-snapshot-offset": f"{5:020d}"}
+    assert log.says(latest, 307, {**place, "location": f"/v1/stream/s/snapshot/{5:020d}"}) == ""
+    assert "not true" in log.says(latest, 307, {**place, "location": f"/v1/stream/s/snapshot/{4:020d}"})
+    content = {**place, "content-type": "t; try=p1", "stream-up-to-date": "true"}
+    assert log.says(named, 200, content, b"fold") == ""
+    assert "not true" in log.says(named, 200, content, b"fald")
+    assert "not true" in log.says(named, 200, {**content, "stream-up-to-date": "false"}, b"fold")
+    assert "not true" in log.refuses(log.ask("SNAPSHOT"), 404, "snapshot_not_found")
+    assert "not true" in log.says(log.ask("SNAPSHOT", offset=4), 200, {**content, **place}, b"fold")

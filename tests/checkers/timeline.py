@@ -177,12 +177,10 @@ class Timeline:
 
 
 def mark_of(command: Command) -> str:
-    """Senders mark each try: an append by its routing key, or its Stream-Seq if it has no data; a create and a snapshot by a parameter of their
-    content type."""
-    if isinstance(command, Append):
-        return command.key or command.seq or ""
-    if isinstance(command, Create | CreateFork | PublishSnapshot):
-        return command.content_type.partition("; try=")[2]
+    """Senders mark each try by a parameter of its content type; where keys are not read, an append by its routing key; without data by Stream-Seq."""
+    if isinstance(command, Append | Create | CreateFork | PublishSnapshot):
+        mark = command.content_type.partition("; try=")[2]
+        return mark or command.key or command.seq or "" if isinstance(command, Append) else mark
     return ""
 
 

@@ -507,6 +507,7 @@ BUGS: tuple[Bug, ...] = (
         "every frame of a batch is told the end of the batch",
         "a client that goes on from there skips what it never saw",
         (("anabranch_node.web.batch", "_Ack(204, offset, result.closed)", "_Ack(204, result.next_offset, result.closed)"),),
+        short=True,
         http=True,
     ),
     Bug(
@@ -522,6 +523,7 @@ BUGS: tuple[Bug, ...] = (
         "read of a key goes on behind what did not fit",
         "the rest of its messages is never shown",
         (("anabranch_node.core.stream.read_plan", "                    return _Cut(base + first, pieces, sizes)\n", "                    break\n"),),
+        short=True,
         http=True,
     ),
     # Not here: "a decision of an earlier round taken" (Buckets._is_round): a decision must be late by a whole delete of the same bucket. Not within

@@ -120,7 +120,7 @@ class Writer(HttpClient):
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
         self.is_producer = self.rng.random() < world.swarm.producer_share
-        self.keys: dict[str, list[str]] = {}  # of our appends that were acknowledged
+        self.snapshots: dict[str, int] = {}  # the latest that we heard of
         self.places: dict[str, tuple[int, int]] = {}  # stream -> (epoch, next sequence)
         self.known: set[str] = set()
         self.offsets: dict[str, list[int]] = {}
@@ -299,12 +299,19 @@ class Writer(HttpClient):
         if claim is not None and self.rng.random() < 0.1:  # twice at once, perhaps at two nodes
             self._post(stream, body, claim, close)
 
+    def _marked(self, media: str, mark: str) -> list[tuple[str, str]]:
+        """Where keys are read, several appends have the same one."""
+        if not self.world.swarm.key_share:
+            return [("content-type", media), ("stream-key", mark)]
+        key = self.rng.choice(("", "a", "a", "b"))
+        return [("content-type", f"{media}; try={mark}"), *([("stream-key", key)] if key else [])]
+
     def _post_batch(self, stream: str, frames: Frames, claim: tuple[int, int] | None) -> Call:
         token = self.world.token()
         mark = f"k{token}"
         exchange = Exchange(token, "BATCH", stream, mark=mark, frames=[(messages, why) for _, messages, why in frames])
         exchange.data = b"".join(message for _, messages, _ in frames for message in messages)
-        headers = [("content-type", self.world.media[stream]), ("stream-key", mark)]
+        headers = self._marked(self.world.media[stream], mark)
         if claim is not None:
             headers += [("producer-id", f"p{self.number}"), ("producer-epoch", str(claim[0])), ("producer-seq", str(claim[1]))]
             exchange.producer = (f"p{self.number}", *claim)
@@ -317,8 +324,7 @@ class Writer(HttpClient):
         world, rng = self.world, self.rng
         token = world.token()
         mark = f"k{token}" if body else f"q{token:09d}"
-        headers = [("content-type", world.media[stream])] if body else []
-        headers.append(("stream-key" if body else "stream-seq", mark))
+        headers = self._marked(world.media[stream], mark) if body else [("stream-seq", mark)]
         if body and rng.random() < 0.05:
             headers.append(("stream-seq", f"q{token:09d}"))
         if claim is not None:
@@ -326,7 +332,7 @@ class Writer(HttpClient):
         if close:
             headers.append(("stream-closed", "true"))
         if claim is None and rng.random() < world.swarm.mischief / 2:
-            headers = [("content-type", "image/png"), *headers[1:]] if body else headers
+            headers = [("content-type", headers[0][1].replace(world.media[stream], "image/png")), *headers[1:]] if body else headers
         exchange = Exchange(token, "POST", stream, mark=mark, close=close)
         exchange.data = stored(body) if body and "json" in headers[0][1] else body
         exchange.producer = None if claim is None else (f"p{self.number}", *claim)
@@ -355,6 +361,11 @@ class Writer(HttpClient):
             self.wait_for(self.ask(exchange, "GET", f"prefix={BUCKET}&limit={limit}&after={after}"))
             return
         if world.swarm.bootstrap_share and rng.random() < world.swarm.bootstrap_share:
+            if world.swarm.publish_share and rng.random() < 0.4:
+                offset = self.snapshots.get(stream, START) if rng.random() < 0.7 else START
+                end = "/snapshot" if offset == START else f"/snapshot/{spelt(offset)}"
+                self.wait_for(self.ask(Exchange(token, "SNAPSHOT", stream, offset=offset), "GET", end=end))
+                return
             self.wait_for(self.ask(Exchange(token, "BOOTSTRAP", stream), "GET", end="/bootstrap"))
             return
         offset = rng.choice([START, NOW, 0, *self.offsets.get(stream, [])[-20:]])
@@ -367,8 +378,11 @@ class Writer(HttpClient):
             exchange.max_bytes = rng.choice((1, 40, 200))
             query += f"&max_bytes={exchange.max_bytes}"
         if world.swarm.key_share and rng.random() < world.swarm.key_share:
-            exchange.key = rng.choice([*self.keys.get(stream, ["nobody"])[-5:]])
+            exchange.key = rng.choice(("a", "a", "b", "nobody"))
             query += f"&key={exchange.key}"
+            if offset != NOW and rng.random() < 0.3:
+                exchange.live = "long-poll"
+                query += "&live=long-poll"
         elif what > 0.85:
             exchange.live = "long-poll"
             query += "&live=long-poll"
@@ -385,10 +399,10 @@ class Writer(HttpClient):
             self.acked += 1
         if "stream-next-offset" in response.headers:
             self.offsets.setdefault(stream, []).append(int(response.headers["stream-next-offset"]))
+        if "stream-snapshot-offset" in response.headers:
+            self.snapshots[stream] = int(response.headers["stream-snapshot-offset"])
         if exchange.key is not None:
             return
-        if exchange.method in ("POST", "BATCH") and status < 300 and exchange.data:
-            self.keys.setdefault(stream, []).append(exchange.mark)
         if "etag" in response.headers:
             self.etags[stream] = (exchange.offset, response.headers["etag"])
         if exchange.method == "PUT" and stream and (status < 300 or code == "stream_exists"):
@@ -422,6 +436,7 @@ class Tailer(HttpClient):
         super().__init__(world, number)
         self.stream = stream
         self.offset = START
+        self.key = "a" if world.swarm.key_share and number % 2 else None
         self.behind_since_us = 0
 
     @property
@@ -429,8 +444,13 @@ class Tailer(HttpClient):
         return self.waiting is None and self._at_the_end()
 
     def _at_the_end(self) -> bool:
+        return self._has_all_behind(self.offset)
+
+    def _has_all_behind(self, offset: int) -> bool:
         latest = self.world.front_door.timeline_of(self.stream).latest(self.stream)
-        return latest.life is None or latest.gone or max(self.offset, 0) >= latest.tail
+        if latest.life is None or latest.gone or max(offset, 0) >= latest.tail:
+            return True
+        return self.key is not None and not latest.life.keyed(self.key, max(offset, 0), latest.tail)
 
     def act(self) -> None:
         world, rng = self.world, self.rng
@@ -451,8 +471,10 @@ class Tailer(HttpClient):
             return
         mode = rng.choice(("", "long-poll", "sse", "sse"))
         offset = NOW if self.offset == START and rng.random() < 0.1 and not world.draining else self.offset
-        exchange = Exchange(world.token(), "GET", self.stream, offset=offset, live=mode)
-        query = f"offset={spelt(offset)}" + (f"&live={mode}" if mode else "")
+        if self.key is not None and offset == NOW:
+            offset = START  # how far "now" was is not told where messages are left out
+        exchange = Exchange(world.token(), "GET", self.stream, offset=offset, live=mode, key=self.key)
+        query = f"offset={spelt(offset)}" + (f"&live={mode}" if mode else "") + (f"&key={self.key}" if self.key else "")
         if rng.random() < 0.2:
             exchange.max_bytes = rng.choice((1, 100))
             query += f"&max_bytes={exchange.max_bytes}"
@@ -461,7 +483,7 @@ class Tailer(HttpClient):
     def _watch_lag(self, call: Call) -> None:
         """All is well again, the response is open, and the stream goes on: then so must we."""
         world = self.world
-        if not world.calm or call.events is None or call.exchange.at >= world.front_door.timeline_of(self.stream).latest(self.stream).tail:
+        if not world.calm or call.events is None or self._has_all_behind(call.exchange.at):
             self.behind_since_us = 0
         elif self.behind_since_us == 0:
             self.behind_since_us = world.now_us
