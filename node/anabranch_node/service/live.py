@@ -145,8 +145,10 @@ class LiveReaders:
         # Its slice may be a step old by now, or not the whole: look once more before waiting for the next append.
         self._again.setdefault(life.group, set()).add(stream)
         group = self._host.groups.get(life.group)
-        if group is not None:
+        if group is not None and group.machine.watched is not watched:
+            # New to this machine, which may be a snapshot that was installed in this very step: others wait behind what it brought.
             group.machine.watched = watched
+            self._again[life.group].update(watched)
 
     def remove(self, life: Life) -> None:
         self.streaming.pop(life.token, None)

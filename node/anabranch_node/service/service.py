@@ -18,8 +18,18 @@ from anabranch_node.core.effects import Answer, Effect, LetterReceived
 from anabranch_node.core.errors import Fenced, Initializing, NotHosted, NotLeading, OutcomeUnknown, Overloaded, ReadUnavailable, Refused
 from anabranch_node.core.raft.raft import Role
 from anabranch_node.core.stream.commands import PublishSnapshot, Touch
-from anabranch_node.core.stream.queries import ReadAt, ReadMessages, ReadSnapshot
-from anabranch_node.core.stream.results import Appended, BucketUnknown, Inherited, MessageSlice, PointElsewhere, ReadSlice, SnapshotBlob
+from anabranch_node.core.stream.queries import NOW, ReadAt, ReadMessages, ReadSnapshot
+from anabranch_node.core.stream.results import (
+    Appended,
+    BucketUnknown,
+    Inherited,
+    MessageSlice,
+    OffsetBeyondTail,
+    OffsetInsideMessage,
+    PointElsewhere,
+    ReadSlice,
+    SnapshotBlob,
+)
 from anabranch_node.engine.forward import Codec, Forwarding
 from anabranch_node.engine.host import NOBODY, Host
 from anabranch_node.engine.letters import Forward
@@ -380,6 +390,13 @@ class Service:
         if type(result) is BucketUnknown and life.request is not None:  # of a client of ours; a fork comes here with its CreateFork
             self.buckets.unknown(life, result.bucket)
             return
+        elif (kind is OffsetBeyondTail or kind is OffsetInsideMessage) and life.request is not None and life.request.offset == NOW:
+            if life.stage is not Stage.STREAMING:
+                # It waited at what "now" meant in a stream that was made anew since: what does it mean now?
+                life.payload = msgspec.structs.replace(life.payload, offset=NOW)
+                life.stage, life.last_look, life.wait_ms = Stage.LAST_LOOK, True, 0
+                self._send(life)
+                return
         self._drop(life)
         if life.stage is Stage.STREAMING:
             self.live.end_one(life, self._out)  # its head is sent: there is no other way to say that it cannot go on
