@@ -44,7 +44,7 @@ class Desk(Protocol):
     def go_on(self, life: Life) -> None:
         """Send it to its group again."""
 
-    def end(self, life: Life, result: Any) -> None: ...
+    def finish(self, life: Life, result: Any) -> None: ...
 
     def deadline_ms(self) -> int:
         """Of a request that arrives now."""
@@ -95,7 +95,7 @@ class BucketRequests:
         life.stage = Stage.OPENING
         life.opens += 1
         if life.opens > OPENS_MAX:
-            self._desk.end(life, BucketDeleting(bucket))
+            self._desk.finish(life, BucketDeleting(bucket))
             return
         self._desk.ask(META_GROUP, False, BucketLook(bucket), partial(self._seen, life, bucket))
 
@@ -108,9 +108,9 @@ class BucketRequests:
             life.sent = True  # the bucket may come to be: if its time ends now, not even "nothing happened" is certain
             self._desk.ask(META_GROUP, True, BucketCreate(bucket, 0), partial(self._seen, life, bucket))
         elif not isinstance(result, BucketState):
-            self._desk.end(life, result)
+            self._desk.finish(life, result)
         elif result.state == "deleting":
-            self._desk.end(life, BucketDeleting(bucket))
+            self._desk.finish(life, BucketDeleting(bucket))
         else:
             self._desk.ask(life.group, True, BucketOpen(bucket, result.meta_index, 0), partial(self._opened, life, bucket))
 
@@ -123,7 +123,7 @@ class BucketRequests:
             # Unknown is only whether the bucket is open there: the create was refused before, and its group will say.
             self._desk.go_on(life)
         else:
-            self._desk.end(life, result)
+            self._desk.finish(life, result)
 
     # --- what clients ask of a bucket ----------------------------------------------------------------------------------------------
 

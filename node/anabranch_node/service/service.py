@@ -594,14 +594,11 @@ class Service:
         self._respond(token, request, reply)
 
     def is_opening(self, life: Life) -> bool:
-        return self._lives.get(life.token) is life and life.stage is Stage.OPENING
+        return self.is_open(life) and life.stage is Stage.OPENING
 
     def go_on(self, life: Life) -> None:
         life.stage = Stage.ASKED
         self._send(life)
-
-    def end(self, life: Life, result: Any) -> None:
-        self._finish(life, result)
 
     def deadline_ms(self) -> int:
         return self._deadline()
